@@ -1,0 +1,280 @@
+"""In which order does a staged state become a checkpoint?
+
+Payload first, then the manifest, each durable before the next begins; last one small record, published under the next
+number of the journal. Until that publish nothing exists for a reader, so whatever fails before it leaves earlier
+checkpoints as they were, and what was written is removed. Once the publish was sent, nothing is removed unless it is
+known that the record is not there.
+"""
+
+from __future__ import annotations
+
+import logging
+import platform
+import threading
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ckptstore.errors import CkptStoreError, OutcomeUnknownError
+from ckptstore.run.manifest import FileEntry, Manifest, Piece, TensorEntry, encode_manifest, manifest_ref
+from ckptstore.state.digest import PART_BYTES, file_digest, part_digest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ckptstore.engine.capture import Captured
+    from ckptstore.engine.staging import Image
+    from ckptstore.run.records import Row
+    from ckptstore.run.session import Attempt, Session
+    from ckptstore.seams import Clock
+    from ckptstore.state.container import ContainerPlan
+    from ckptstore.store import PartWriter
+
+__all__ = ["Save", "SaveRequest", "Timings"]
+
+ALGORITHM = "xxh3-128"
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveRequest:
+    """What a caller wants saved beside the state itself."""
+
+    step: int
+    metrics: dict[str, float | int | str]
+    tags: tuple[str, ...]
+    permanent: bool
+    metadata: dict[str, Any] | None
+
+
+@dataclass(slots=True)
+class Timings:
+    """Seconds that the phases of one save took; staging and writing overlap."""
+
+    wait_s: float = 0.0
+    staging_s: float = 0.0
+    write_s: float = 0.0
+    commit_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Container:
+    """One container being written."""
+
+    path: str
+    plan: ContainerPlan
+    writer: PartWriter
+    parts: dict[int, bytes] = field(default_factory=dict)
+
+    def entry(self) -> FileEntry:
+        digests = [self.parts[index] for index in sorted(self.parts)]
+        return _entry(self.path, self.plan.n_bytes, digests)
+
+
+class Save:
+    """One save on its way from staged parts to a commit.
+
+    The training thread stages; ``part_staged`` may come from several threads. ``run`` belongs to the publisher thread.
+
+    Args:
+        session: Owns the run.
+        captured: The state; its tensors are let go as soon as they are staged.
+        request: What is saved beside it.
+        image: Where the state is staged; this save's until ``run`` returns.
+        submit: Runs a job on the writing threads.
+        clock: For timings.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        captured: Captured,
+        request: SaveRequest,
+        image: Image,
+        submit: Callable[[Callable[[], None]], None],
+        clock: Clock,
+    ) -> None:
+        self.request = request
+        self.image = image
+        self.timings = Timings()
+        self._session = session
+        self._store = session.store
+        self._tree = captured.tree
+        self._submit = submit
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._early: list[int] | None = []  # parts staged before there was a file to write them to
+        self._left = len(image.plan.parts)
+        self._failed: BaseException | None = None
+        self._containers: list[_Container] = []
+        self._keys: list[str] = []
+        self._running = 0
+
+    # ── from the staging threads ─────────────────────────────────────────────────────────────────────────────────
+
+    def part_staged(self, number: int) -> None:
+        """Take over a complete part; it is written as soon as its file exists."""
+        with self._changed:
+            if self._early is not None:
+                self._early.append(number)
+                return
+        self._submit(lambda: self._write(number))
+
+    def fail(self, error: BaseException) -> None:
+        """Let the save fail, from any thread; the first reason counts."""
+        with self._changed:
+            self._failed = self._failed or error
+            self._changed.notify_all()
+        self.image.stop(error)
+
+    # ── on the publisher's thread ────────────────────────────────────────────────────────────────────────────────
+
+    def run(self) -> Row:
+        """Write, and commit. Returns when it is durable.
+
+        Raises:
+            CkptStoreError: it is not a checkpoint, and what was written has been removed.
+            OutcomeUnknownError: it may be one; nothing was removed.
+        """
+        started = self._clock.monotonic()
+        try:
+            attempt = self._session.mint(self.request.step)
+            files = self._payload(attempt)
+            self.timings.write_s = self._clock.monotonic() - started
+            body, n_bytes = self._manifest(attempt, files)
+            key = self._session.journal.layout.manifest(attempt.name)
+            self._keys.append(key)
+            self._store.put(key, body)  # durable, and still nothing exists
+        except BaseException as error:
+            self.fail(error)
+            self._clean()
+            raise
+        started = self._clock.monotonic()
+        try:
+            row = self._session.commit(
+                attempt,
+                manifest=manifest_ref(body),
+                n_bytes=n_bytes,
+                metrics=self.request.metrics,
+                tags=self.request.tags,
+                permanent=self.request.permanent,
+            )
+        except OutcomeUnknownError:
+            raise
+        except CkptStoreError:  # certainly not committed; after anything else (an interrupt) the data must stay
+            self._clean()
+            raise
+        self.timings.commit_s = self._clock.monotonic() - started
+        return row
+
+    def _payload(self, attempt: Attempt) -> list[FileEntry]:
+        """Create the files, write the parts as they are staged, and return when every file is durable."""
+        for number, plan in enumerate(self.image.plan.containers):
+            path = f"rank00000-of-00001.{number:03d}.safetensors"
+            self._keys.append(attempt.prefix + path)
+            writer = self._store.create(attempt.prefix + path, plan.n_bytes, PART_BYTES)
+            self._containers.append(_Container(path, plan, writer))
+        with self._changed:
+            early, self._early = self._early or [], None
+        for number in early:
+            self._submit(lambda number=number: self._write(number))  # type: ignore[misc]
+        with self._changed:
+            while self._left and self._failed is None:
+                self._changed.wait()
+            if self._failed is not None:
+                raise self._failed
+        for container in self._containers:
+            container.writer.finish()
+        return [container.entry() for container in self._containers]
+
+    def _write(self, number: int) -> None:
+        part = self.image.plan.parts[number]
+        with self._changed:
+            if self._failed is not None:
+                return
+            self._running += 1
+        error: BaseException | None = None
+        try:
+            target = self._containers[part.container]
+            memory = self.image.memory(number)
+            target.parts[part.index] = part_digest(memory, ALGORITHM)
+            target.writer.write(part.offset, memory)
+            self.image.release(number)
+        except BaseException as caught:  # noqa: BLE001 - raised by run, on the publisher's thread
+            error = caught
+        with self._changed:
+            self._running -= 1
+            self._left -= 1
+            self._changed.notify_all()
+        if error is not None:
+            self.fail(error)
+
+    def _clean(self) -> None:
+        """Free what a failed save wrote. Best effort: what can't be removed is garbage of a dead attempt."""
+        with self._changed:
+            while self._running:  # no thread may still write into a file that is removed
+                self._changed.wait()
+        for container in self._containers:
+            container.writer.abort()
+        try:
+            self._store.delete(self._keys)
+        except CkptStoreError:
+            _LOG.warning("what a failed save had written could not be removed", exc_info=True)
+
+    def _manifest(self, attempt: Attempt, files: list[FileEntry]) -> tuple[bytes, int]:
+        tensors = {
+            entry.spec.name: TensorEntry(
+                dtype=entry.spec.dtype,
+                shape=entry.spec.shape,
+                pieces=(Piece(file=number, start=entry.start, n_bytes=entry.n_bytes),),
+            )
+            for number, container in enumerate(self.image.plan.containers)
+            for entry in container.entries
+        }
+
+        def put_side(name: str, body: bytes) -> FileEntry:
+            self._keys.append(attempt.prefix + name)
+            self._store.put(attempt.prefix + name, body)
+            parts = range(0, len(body), PART_BYTES)
+            return _entry(name, len(body), [part_digest(body[at : at + PART_BYTES], ALGORITHM) for at in parts])
+
+        timings = self.timings
+        manifest = Manifest(
+            run_uid=self._session.journal.run_uid,
+            attempt=attempt.name,
+            step=attempt.step,
+            epoch=attempt.epoch,
+            world_size=1,
+            ranks=(0,),
+            files=tuple(files),
+            n_bytes=0,
+            root="",
+            tensors=tensors,
+            tree=self._tree,
+            user=self.request.metadata,
+            env={
+                "ckptstore": version("ckptstore"),
+                "torch": str(torch.__version__),
+                "python": platform.python_version(),
+            },
+            timings={
+                "wait_s": round(timings.wait_s, 6),
+                "staging_s": round(timings.staging_s, 6),
+                "write_s": round(timings.write_s, 6),
+            },
+        )
+        return encode_manifest(manifest, put_side)
+
+
+def _entry(path: str, size: int, digests: list[bytes]) -> FileEntry:
+    return FileEntry(
+        path=path,
+        size=size,
+        rank=0,
+        part_bytes=PART_BYTES,
+        algorithm=ALGORITHM,
+        parts=tuple(digest.hex() for digest in digests),
+        digest=file_digest(digests),
+    )
