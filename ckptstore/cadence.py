@@ -6,6 +6,7 @@ is due when a multiple of the number was reached or crossed since the last save,
 
 from __future__ import annotations
 
+import numbers
 import re
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from ckptstore.errors import ConfigError
 
 __all__ = ["Cadence", "parse_cadence"]
 
-_TERM = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)\Z")
+_TERM = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)\s*([a-z]*)\Z", re.ASCII)
 _SECONDS = {
     **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1.0),
     **dict.fromkeys(("m", "min", "mins", "minute", "minutes"), 60.0),
@@ -38,7 +39,7 @@ def parse_cadence(every: int | str | None) -> Cadence | None:
     """Return the cadence that *every* means, or None for None; ConfigError says which forms there are."""
     if every is None:
         return None
-    if isinstance(every, int) and not isinstance(every, bool):
+    if isinstance(every, numbers.Integral) and not isinstance(every, bool):
         every = f"{every} steps"
     terms = [_parse(term.strip().lower()) for term in every.split(" or ")] if isinstance(every, str) else [None]
     steps = [int(number) for number, unit in (term for term in terms if term) if unit == "steps"]

@@ -24,7 +24,7 @@ from ckptstore.run.runfile import find_run
 from ckptstore.seams import SYSTEM_CLOCK, SYSTEM_IDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
     from types import TracebackType
     from typing import Self
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["Checkpoint", "Run", "RunReport"]
 
 _LOG = logging.getLogger(__name__)
+_SHOWN_NAMES = 50
 Verify = Literal["full", "inline", "sizes"]
 
 
@@ -66,12 +67,35 @@ class Checkpoint:
         self._row = row
         self.on_lineage = on_lineage
 
-    step = property(lambda self: self._row.step, doc="The training step.")
-    seq = property(lambda self: self._row.seq, doc="The number of the commit: unique in the run.")
-    n_bytes = property(lambda self: self._row.n_bytes, doc="Bytes of payload.")
-    tags = property(lambda self: self._row.tags, doc="Words people gave it.")
-    permanent = property(lambda self: self._row.permanent, doc="Whether a rolling policy may never drop it.")
-    damaged = property(lambda self: self._row.damaged, doc="Whether it was proven not loadable.")
+    @property
+    def step(self) -> int:
+        """The training step."""
+        return self._row.step
+
+    @property
+    def seq(self) -> int:
+        """The number of the commit: unique in the run."""
+        return self._row.seq
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of payload."""
+        return self._row.n_bytes
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """Words people gave it."""
+        return self._row.tags
+
+    @property
+    def permanent(self) -> bool:
+        """Whether a rolling policy may never drop it."""
+        return self._row.permanent
+
+    @property
+    def damaged(self) -> bool:
+        """Whether it was proven not loadable."""
+        return self._row.damaged
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -106,7 +130,8 @@ class Checkpoint:
         """Return the saved states as new objects: what each ``state_dict`` gave, and the plain values.
 
         Args:
-            only: Names of states, or paths in them like "model/encoder": only these are read.
+            only: Names of states, paths in them like "model/encoder", wildcards like "model/*.bias": only these are
+                read. A list or tuple is chosen as a whole.
             skip: The same: these are left out.
             map_location: Where the tensors go; what the checkpoint recorded does not matter.
             verify: "full" and "inline" prove every byte that is read; "sizes" does not.
@@ -114,13 +139,15 @@ class Checkpoint:
         Raises:
             CorruptionError: damaged; nothing is returned.
             NotFoundError: *only* or *skip* names something the checkpoint does not hold.
+            UnsupportedError: it holds a dtype or a class that is unknown here.
         """
         from ckptstore.reader.load import load_states
 
+        _check_verify(verify)
         return load_states(
             self._source(),
-            only=_names(only),
-            skip=_names(skip),
+            only=None if only is None else _names(only),
+            skip=_names(skip or ()),
             map_location=map_location,
             verify=verify != "sizes",
         )
@@ -146,6 +173,7 @@ class Checkpoint:
         """
         from ckptstore.reader.restore import prepare
 
+        _check_verify(verify)
         return prepare(self._source(), state, strict=strict, strip_prefix=strip_prefix).load(verify=verify)
 
     def tensor(self, path: str) -> torch.Tensor:
@@ -165,10 +193,16 @@ class Checkpoint:
 
 
 class Run:
-    """One run, read only. Each question reads the newest head, so a commit elsewhere is seen at once."""
+    """One run, read only. Each question reads the newest head, so a commit elsewhere is seen at once.
 
-    def __init__(self, store: CheckpointStore) -> None:
+    Args:
+        store: Where it is.
+        owns_store: Whether ``close`` closes the store, too.
+    """
+
+    def __init__(self, store: CheckpointStore, *, owns_store: bool = False) -> None:
         self._store = store
+        self._owns_store = owns_store
         self._journal: Journal | None = None
         self._detached: Checkpoint | None = None
         self._look()
@@ -222,13 +256,19 @@ class Run:
 
     def verify(self, *, deep: bool = True) -> RunReport:
         """Check RUN.json, every record of the journal and every live checkpoint; with *deep* every byte."""
+        if self._detached is None:
+            self._look()  # RUN.json may have been damaged since
         journal = () if self._journal is None else tuple(audit_journal(self._journal))
-        reports = tuple(item.verify(deep=deep) for item in self.checkpoints(all=True))
-        return RunReport(checkpoints=reports, journal=journal)
+        try:
+            checkpoints = self.checkpoints(all=True)
+        except CorruptionError as error:  # no record is sound: nothing is known of any checkpoint
+            return RunReport(checkpoints=(), journal=(*journal, str(error)))
+        return RunReport(checkpoints=tuple(item.verify(deep=deep) for item in checkpoints), journal=journal)
 
     def close(self) -> None:
-        """Close the store."""
-        self._store.close()
+        """Close the store, unless it was opened by the caller."""
+        if self._owns_store:
+            self._store.close()
 
     def __enter__(self) -> Self:
         return self
@@ -246,11 +286,13 @@ class Run:
         if run is not None:
             self._journal = Journal(self._store, run, clock=SYSTEM_CLOCK, ids=SYSTEM_IDS)
             return
-        first = [item.key for _, item in zip(range(200), self._store.list(""), strict=False)]
-        if MANIFEST_NAME in first:
+        if self._journal is not None:
+            return
+        names = _top_names(self._store)
+        if MANIFEST_NAME in names:
             self._detached = self._open_detached()
-        elif first:
-            raise _not_a_run(self.url, first)
+        elif names:
+            raise _not_a_run(self._store, names)
 
     def _state(self) -> RunState:
         if self._journal is None:
@@ -294,15 +336,42 @@ class _DetachedLayout(Layout):
         return ""
 
 
-def _not_a_run(url: str, keys: Iterable[str]) -> NotFoundError:
-    keys = list(keys)
-    runs = sorted({key.removesuffix(f"/{RUN_KEY}") for key in keys if key.endswith(f"/{RUN_KEY}")})
+def _top_names(store: CheckpointStore) -> list[str]:
+    """Return the names at the root of *store*, at most a few, without listing what is in folders."""
+    names: list[str] = []
+    after: str | None = None
+    while len(names) < _SHOWN_NAMES:
+        first = next(iter(store.list("", after=after)), None)
+        if first is None:
+            break
+        name, slash, _ = first.key.partition("/")
+        names.append(name)
+        after = f"{name}0" if slash else name  # "0" is the character after "/": past everything in that folder
+    return names
+
+
+def _not_a_run(store: CheckpointStore, names: list[str]) -> NotFoundError:
+    runs = [name for name in names if _holds(store, f"{name}/{RUN_KEY}")]
     if runs:
-        message = f"{url} is a folder of runs, not a run; name one of them: {', '.join(runs[:20])}"
+        message = f"{store.url} is a folder of runs, not a run; name one of them: {', '.join(runs)}"
     else:
-        message = f"{url} is not a run: it has no RUN.json and no journal, but holds {keys[0]}"
-    return NotFoundError(message, operation="open", key=url)
+        message = f"{store.url} is not a run: it has no RUN.json and no journal, but holds {names[0]}"
+    return NotFoundError(message, operation="open", key=store.url)
 
 
-def _names(value: str | Sequence[str] | None) -> list[str] | None:
-    return [value] if isinstance(value, str) else None if value is None else list(value)
+def _holds(store: CheckpointStore, key: str) -> bool:
+    try:
+        store.stat(key)
+    except (NotFoundError, ConfigError):  # ConfigError: a foreign name that is no key
+        return False
+    return True
+
+
+def _names(value: str | Sequence[str]) -> list[str]:
+    return [value] if isinstance(value, str) else list(value)
+
+
+def _check_verify(verify: str) -> None:
+    if verify not in ("full", "inline", "sizes"):
+        message = f'verify={verify!r:.80}: use "full", "inline" or "sizes"'
+        raise ConfigError(message)

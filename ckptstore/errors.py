@@ -14,6 +14,7 @@ Errors are grouped by what the catcher does next, not by where they come from::
     │   ├── UnstorableError              the state holds an object that can't be stored exactly
     │   └── MismatchError                the live objects do not fit the checkpoint
     ├── UnsupportedError                 this backend or version can't; the message names which and what
+    ├── TornSnapshotError                save again: the state changed while it was copied, nothing was committed
     ├── NotSavedError                    the save was skipped or superseded: there is nothing to return
     ├── StorageFullError                 call a person: no space, quota
     └── PermissionDeniedError            call a person: rights, read-only file system
@@ -37,6 +38,7 @@ __all__ = [
     "OutcomeUnknownError",
     "PermissionDeniedError",
     "StorageFullError",
+    "TornSnapshotError",
     "UnavailableError",
     "UnstorableError",
     "UnsupportedError",
@@ -104,6 +106,10 @@ class MismatchError(ConfigError):
 
 class UnsupportedError(CkptStoreError):
     """This backend, platform or version lacks the capability that the message names."""
+
+
+class TornSnapshotError(CkptStoreError):
+    """The state changed while it was being copied beside training. Nothing was committed; save again."""
 
 
 class NotSavedError(CkptStoreError):

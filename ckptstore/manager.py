@@ -61,6 +61,9 @@ class CheckpointManager:
         max_pending: How many saves may be in flight, staged or being written. Each takes the state's size in memory.
         on_error: "raise": the next ``save``, ``wait`` or ``close`` raises what failed in the background. "log": it is
             logged and counted in ``status()``.
+        staging: "copy": ``save`` returns when the state is copied. "overlap": it returns at once, and parameters and
+            optimizer state are copied during the next forward and backward; an optimizer's step waits for the rest.
+            Edits in place that bypass autograd's version counter (``.data``, NumPy views) must wait for ``staged()``.
         memory_bytes: Bound of the staging memory, at least 64 MiB; a larger state streams through it, which makes
             ``save`` wait for the storage. By default *max_pending* times the state.
         rng: Save and restore the random generators too.
@@ -83,6 +86,7 @@ class CheckpointManager:
         on_busy: OnBusy = "wait",
         max_pending: int = 1,
         on_error: Literal["raise", "log"] = "raise",
+        staging: Literal["copy", "overlap"] = "copy",
         memory_bytes: int | None = None,
         rng: bool = True,
         save_on: Sequence[int] = (),
@@ -96,6 +100,7 @@ class CheckpointManager:
         _check_choice("takeover", takeover, ("auto", True, False))
         _check_choice("on_busy", on_busy, ("wait", "skip", "replace"))
         _check_choice("on_error", on_error, ("raise", "log"))
+        _check_choice("staging", staging, ("copy", "overlap"))
         if type(max_pending) is not int or max_pending < (2 if on_busy == "replace" else 1):
             message = (
                 f'max_pending={max_pending!r}: an integer is wanted, 1 or more, and 2 or more with on_busy="replace"'
@@ -107,6 +112,7 @@ class CheckpointManager:
         self._on_busy: OnBusy = on_busy
         self._max_pending = max_pending
         self._on_error = on_error
+        self._overlap = staging == "overlap"
         self._memory_bytes = memory_bytes
         self._drain_timeout_s = drain_timeout_s
         self._observers = tuple(observers)
@@ -238,8 +244,13 @@ class CheckpointManager:
                 return self._skipped(handle, f"step {step} is not above {newest}")
             raise self._step_taken(step, newest)
         request = _request(step, metrics, tags, permanent, {**(self._metadata or {}), **(_json_object(metadata) or {})})
-        captured = capture(state, with_rng=self._rng)  # before the claim: what can't be stored leaves nothing behind
+        captured = capture(
+            state, with_rng=self._rng, overlap=self._overlap
+        )  # before the claim: what can't be stored leaves nothing behind
         self._claim()
+        if self._overlap and not captured.guarded:
+            self._overlap = False
+            _LOG.warning('staging="overlap" needs an optimizer among the states; the state is copied within save()')
         engine = self._running()
         waited_s = engine.admit(handle)
         if waited_s is None:
@@ -295,9 +306,15 @@ class CheckpointManager:
             self._engine.wait(timeout_s)
             self._raise_failure()
 
-    def staged(self, timeout_s: float | None = None) -> None:  # noqa: ARG002 - staging ends within save()
-        """Return when every save made so far has its own copy of the state, so that any write to it is safe."""
+    def staged(self, timeout_s: float | None = None) -> None:
+        """Return when every save made so far has its own copy of the state, so that any write to it is safe.
+
+        Raises:
+            UnavailableError: not within *timeout_s* seconds.
+        """
         self._check_open()
+        if self._engine is not None:
+            self._engine.wait_staged(timeout_s)
 
     def status(self) -> Status:
         """Return where saving stands: what is durable, what is at risk, what failed."""

@@ -12,9 +12,10 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from ckptstore.errors import CkptStoreError, CorruptionError, NotFoundError, UnavailableError
+from ckptstore.errors import CkptStoreError, CorruptionError, NotFoundError, UnavailableError, UnsupportedError
 from ckptstore.reader.restore import prepare
 from ckptstore.reader.source import open_source
+from ckptstore.reader.targets import kind_of
 from ckptstore.run.alive import permit
 from ckptstore.run.changes import lineage
 from ckptstore.run.journal import Damaged
@@ -52,7 +53,8 @@ class Resumed:
     Attributes:
         step: The step of the checkpoint that was loaded; 0 if fresh.
         fresh: Nothing was loaded.
-        values: The plain values, as saved; for a fresh run as they were passed in.
+        values: The plain values, as saved (those with tensors or arrays in them only if they were passed); for a
+            fresh run as they were passed in.
         skipped: Newer checkpoints that were passed over as damaged.
         lost_steps: Steps between the newest checkpoint that was committed and the one loaded.
     """
@@ -105,6 +107,7 @@ def resume(session: Session, request: Request) -> Resumed:
     Raises:
         MismatchError: the objects do not fit; nothing was claimed or changed.
         CorruptionError: every candidate is damaged, or the one that was named is; nothing was changed.
+        UnsupportedError: a class or the random state in the checkpoint is unknown here; nothing was changed.
         NotFoundError: no such step; or nothing at all, and *required* was given.
         ConflictError: another writer lives.
         UnavailableError: the store did not answer; nothing is decided.
@@ -127,7 +130,8 @@ def resume(session: Session, request: Request) -> Resumed:
         try:
             values = _load(chosen[1], chosen[2], request)
         except (CorruptionError, UnavailableError) as error:
-            _pass_over(chosen[0], error, decision, request, progress)
+            _pass_over(session, chosen[0], error, decision, progress)
+            _mark(session, progress)  # now: the next round may find that nothing is left
             continue
         return _resumed(session, chosen[0], values, progress)
 
@@ -192,10 +196,10 @@ def _choose(
             continue
         try:
             source = open_source(session.store, session.journal.layout, row)
+            prepared = prepare(source, request.states, strict=request.strict, strip_prefix=request.strip_prefix)
         except (CorruptionError, UnavailableError) as error:
-            _pass_over(row, error, decision, request, progress)
+            _pass_over(session, row, error, decision, progress)
             continue
-        prepared = prepare(source, request.states, strict=request.strict, strip_prefix=request.strip_prefix)
         return row, source, prepared
     if decision.candidates:
         reasons = "; ".join(f"step {item.step}: {item.reason}" for item in progress.skipped.values())
@@ -204,16 +208,16 @@ def _choose(
             "or resume(fresh=True) to start anew beside them"
         )
         raise CorruptionError(message, operation="resume", key=url)
-    if request.required:
+    if request.required and not request.fresh:
         message = f"{url} holds no checkpoint to resume from"
         raise NotFoundError(message, operation="resume", key=url)
     return None
 
 
-def _pass_over(row: Row, error: CkptStoreError, decision: _Decision, request: Request, progress: _Progress) -> None:
+def _pass_over(session: Session, row: Row, error: CkptStoreError, decision: _Decision, progress: _Progress) -> None:
     """Remember a damaged checkpoint and go on to the next, or raise if that is not allowed."""
     lasting = isinstance(error, UnavailableError)
-    if not decision.may_fall_back or (lasting and not _bad_sector(error)):
+    if not decision.may_fall_back or (lasting and not _bad_sector(session, error)):
         raise error
     _LOG.warning("step %d is passed over: %s", row.step, error)
     progress.skipped[row.seq] = Skipped(step=row.step, seq=row.seq, reason=str(error))
@@ -221,10 +225,10 @@ def _pass_over(row: Row, error: CkptStoreError, decision: _Decision, request: Re
         progress.unmarked.append(row)
 
 
-def _bad_sector(error: CkptStoreError) -> bool:
+def _bad_sector(session: Session, error: CkptStoreError) -> bool:
     """Tell whether a local disk answered EIO: the file can't be read, though the store itself is there."""
     cause = error.__cause__
-    return isinstance(cause, OSError) and cause.errno == errno.EIO and error.operation in {"read_into", "get"}
+    return session.store.capabilities().local and isinstance(cause, OSError) and cause.errno == errno.EIO
 
 
 def _mark(session: Session, progress: _Progress) -> None:
@@ -233,24 +237,40 @@ def _mark(session: Session, progress: _Progress) -> None:
 
 
 def _load(source: Source, prepared: Prepared, request: Request) -> dict[str, Any]:
+    left = [name for name in source.states if name not in request.states and source.kind(name) != "plain"]
+    if left:
+        _LOG.warning("%s also holds %s, which resume() was not given: not restored", source.what, ", ".join(left))
     generators = source.manifest.tree.get("rng") if request.with_rng else None
-    saved = None
-    if generators is not None:
-        saved = tree.decode(generators, source.read(source.rng_references(), verify=request.verify != "sizes"))
-    values = prepared.load(verify=request.verify)
-    if saved is not None:  # last: loading must not disturb the numbers that training goes on with
-        for missing in rng.restore(saved):
-            _LOG.warning("%s: random state not restored: %s", source.what, missing)
+    if generators is None:
+        return prepared.load(verify=request.verify)
+    saved = tree.decode(generators, source.read(source.rng_references(), verify=request.verify != "sizes"))
+    before = rng.capture()
+    try:
+        _set_generators(source, saved)  # first: what can't be set is known before an object changes
+        values = prepared.load(verify=request.verify)
+    except BaseException:
+        rng.restore(before)
+        raise
+    for missing in _set_generators(source, saved):  # and last: loading may draw numbers
+        _LOG.warning("%s: random state not restored: %s", source.what, missing)
     return values
 
 
+def _set_generators(source: Source, saved: Any) -> list[str]:
+    try:
+        return rng.restore(saved)
+    except CorruptionError as error:  # not damage, the bytes are proven: a generator of another version
+        message = f"{source.what}: {error}; CheckpointManager(..., rng=False) resumes without the random state"
+        raise UnsupportedError(message, operation="restore", key=source.key) from error
+
+
 def _fresh(session: Session, request: Request, progress: _Progress) -> Resumed:
-    _LOG.info("%s holds no checkpoint to resume from: starting at step 0", session.store.url)
-    plain = {
-        name: value
-        for name, value in request.states.items()
-        if not (hasattr(value, "state_dict") and hasattr(value, "load_state_dict"))
-    }
+    _LOG.info(
+        "%s: %s: starting at step 0",
+        session.store.url,
+        "a fresh start was asked for" if request.fresh else "no checkpoint to resume from is there",
+    )
+    plain = {name: value for name, value in request.states.items() if kind_of(value) == "plain"}
     return Resumed(step=0, fresh=True, values=plain, skipped=tuple(progress.skipped.values()))
 
 

@@ -89,11 +89,11 @@ class Folders:
         try:
             for position, name in enumerate(names, 1):
                 inner = self.enter(fd, name, PASSING if position < len(names) else flags)
-                self._files.close(fd)
+                self._shut(fd)
                 fd = inner
             yield fd
         finally:
-            self._files.close(fd)
+            self._shut(fd)
 
     @contextmanager
     def writing(self, folder: str) -> Iterator[int]:
@@ -104,11 +104,11 @@ class Folders:
             for name in folder.split("/") if folder else []:
                 at = f"{at}/{name}" if at else name
                 inner = self._make(fd, name, at)
-                self._files.close(fd)
+                self._shut(fd)
                 fd = inner
             yield fd
         finally:
-            self._files.close(fd)
+            self._shut(fd)
 
     def write_in(self, key: str, act: Callable[[int, str], _T]) -> _T:
         """Return ``act(folder, name)`` for the folder and the last name of *key*.
@@ -151,6 +151,11 @@ class Folders:
                 raise OSError(errno.ELOOP, "symbolic link in the place of a folder", name) from None
             raise
 
+    def _shut(self, fd: int) -> None:
+        """Close a folder. Nothing was written through it, so an error says nothing, and must not hide one that does."""
+        with suppress(OSError):
+            self._files.close(fd)
+
     def _open_root(self, flags: int) -> int:
         try:
             return self._files.open(self._root, flags)
@@ -183,7 +188,7 @@ class Folders:
             fd = self._open_root(FOLDER)
             if "" in durable.known:
                 return fd
-            self._files.close(fd)
+            self._shut(fd)
         with durable.lock:
             durable.known.discard("")
             self._make_path(self._root)
@@ -228,7 +233,7 @@ class Folders:
             fd = self.enter(parent, name, FOLDER)
             if at in durable.known:
                 return fd
-            self._files.close(fd)
+            self._shut(fd)
         with durable.lock:
             durable.known.discard(at)
             with suppress(FileExistsError):
@@ -236,8 +241,8 @@ class Folders:
             fd = self.enter(parent, name, FOLDER)
             try:
                 self._files.fsync(parent)
-            except OSError:
-                self._files.close(fd)
+            except BaseException:
+                self._shut(fd)
                 raise
             durable.known.add(at)
             return fd

@@ -108,8 +108,8 @@ class PosixStore(CheckpointStore):
                 return self._publish(key, folder, unnamed, name, write_id)
 
         with self._mapping("publish", key):
-            # An earlier call may have put our record there and not known it. Found first, or proven absent first, so that
-            # a failure to write it again is never mistaken for its absence.
+            # An earlier call may have put our record there and not known it. So look first: then a failure to write it
+            # is never mistaken for its absence.
             with (
                 suppress(FileNotFoundError, NotADirectoryError),
                 self._folders.reading(folder_of(key), FOLDER) as above,
@@ -253,9 +253,12 @@ class PosixStore(CheckpointStore):
     def _object(self, operation: str, key: str) -> Iterator[int]:
         """Open an object for reading, without following a link on the way."""
         check_key(key)
-        with self._mapping(operation, key, reading=True), self._folders.reading(folder_of(key)) as above:
-            with self._plain(above, name_of(key)) as fd:
-                yield fd
+        with (
+            self._mapping(operation, key, reading=True),
+            self._folders.reading(folder_of(key)) as above,
+            self._plain(above, name_of(key)) as fd,
+        ):
+            yield fd
 
     @contextmanager
     def _plain(self, folder: int, name: str) -> Iterator[int]:

@@ -75,7 +75,8 @@ class Walk:
         try:
             yield from self._inside(inner, f"{key}/")
         finally:
-            self.files.close(inner)
+            with suppress(OSError):
+                self.files.close(inner)
 
     def _may_hold(self, folder_key: str) -> bool:
         inside = f"{folder_key}/"

@@ -31,10 +31,31 @@ RESERVED = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Captured:
-    """The state at one step: the tree for the manifest, and live tensors by name (not copies)."""
+    """The state at one step: the tree for the manifest, and live tensors by name (not copies).
+
+    ``guarded`` names those that only an optimizer's step changes: parameters of passed modules and the state of passed
+    optimizers. It is empty unless an optimizer was passed.
+    """
 
     tree: dict[str, Any]
     tensors: dict[str, torch.Tensor]
+    guarded: frozenset[str] = frozenset()
+
+
+def guarded_names(states: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> frozenset[str]:
+    """Return the names of the tensors that stay as they are until an optimizer of *states* makes its next step."""
+    optimizers = [item for item in states.values() if isinstance(item, torch.optim.Optimizer)]
+    if not optimizers:
+        return frozenset()
+    owned = {
+        tensor.data_ptr()
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        for tensor in (parameter, *optimizer.state.get(parameter, {}).values())
+        if isinstance(tensor, torch.Tensor)
+    }
+    return frozenset(name for name, tensor in tensors.items() if tensor.numel() and tensor.data_ptr() in owned)
 
 
 def check_names(states: Mapping[str, Any]) -> None:
@@ -49,8 +70,8 @@ def check_names(states: Mapping[str, Any]) -> None:
         raise ConfigError(message)
 
 
-def capture(states: Mapping[str, Any], *, with_rng: bool) -> Captured:
-    """Return the present state of *states*, encoded.
+def capture(states: Mapping[str, Any], *, with_rng: bool, overlap: bool = False) -> Captured:
+    """Return the present state of *states*, encoded; with *overlap* say which tensors may be copied later.
 
     Raises:
         UnstorableError: naming key path and type of what can't be stored exactly.
@@ -62,7 +83,8 @@ def capture(states: Mapping[str, Any], *, with_rng: bool) -> Captured:
         kind, value = _state_of(name, item)
         found[name] = {"kind": kind, "tree": encoder.encode(value, tensor_path((name,)))}
     generators = encoder.encode(rng.capture(), "rng") if with_rng else None
-    return Captured(tree={"states": found, "rng": generators}, tensors=encoder.tensors)
+    guarded = guarded_names(states, encoder.tensors) if overlap else frozenset()
+    return Captured(tree={"states": found, "rng": generators}, tensors=encoder.tensors, guarded=guarded)
 
 
 def _state_of(name: str, item: Any) -> tuple[str, Any]:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Literal
 
 from ckptstore.checkpoint import Checkpoint
 from ckptstore.engine.saver import Save, SaveRequest
-from ckptstore.engine.staging import Image, SavePlan, signature_of
+from ckptstore.engine.overlap import Later
+from ckptstore.engine.staging import COPY_THREADS, Image, SavePlan, signature_of
 from ckptstore.engine.workers import Workers
 from ckptstore.errors import UnavailableError
 from ckptstore.events import Committed, SaveFailed, StagingDone
@@ -91,6 +92,7 @@ class Engine:
         self._publisher: threading.Thread | None = None
         self._stopping = False
         self._warned = False
+        self._later: Later | None = None
 
     # ── from the training thread ─────────────────────────────────────────────────────────────────────────────────
 
@@ -131,6 +133,7 @@ class Engine:
     def submit(self, captured: Captured, request: SaveRequest, handle: SaveHandle, *, waited_s: float) -> None:
         """Stage *captured* and return; it is written and committed in the background, after those before it."""
         started = self._clock.monotonic()
+        self.wait_staged()
         image = self._image(captured)
         image.begin()
         save = Save(self._session, captured, request, image, self._workers.submit, self._clock)
@@ -140,25 +143,55 @@ class Engine:
             self._queue.append(entry)
             self._changed.notify_all()
         self._start()
+        eager = captured.tensors
+        if captured.guarded and image.holds_all:
+            eager = {name: tensor for name, tensor in eager.items() if name not in captured.guarded}
+        later = Later(captured) if len(eager) < len(captured.tensors) else None
+
+        def stage() -> None:
+            """Stage what is left; on the training thread, or beside it."""
+            try:
+                if later is None:
+                    image.stage(captured.tensors, save.part_staged, threads=COPY_THREADS)
+                else:
+                    image.stage(later.tensors, save.part_staged, threads=1)
+                    later.check(request.step)
+                save.staged()
+            except BaseException as error:
+                save.fail(error)
+                if later is None:
+                    raise
+            finally:
+                save.timings.staging_s = self._clock.monotonic() - started
+                with self._changed:
+                    entry.staged = True
+                    self._changed.notify_all()
+                handle.staged()
+            n_bytes, staging_s = image.plan.n_bytes, save.timings.staging_s
+            self._observe(StagingDone(step=request.step, n_bytes=n_bytes, wait_s=waited_s, staging_s=staging_s))
+
+        if later is None:
+            stage()
+            return
         try:
-            image.stage(captured.tensors, save.part_staged)
+            image.copy_now(eager)
         except BaseException as error:
             save.fail(error)
-            raise
-        finally:
-            save.timings.staging_s = self._clock.monotonic() - started
             with self._changed:
                 entry.staged = True
                 self._changed.notify_all()
-        handle.staged()
-        self._observe(
-            StagingDone(
-                step=request.step, n_bytes=image.plan.n_bytes, wait_s=waited_s, staging_s=save.timings.staging_s
-            )
-        )
+            raise
+        later.begin(stage, handle, self._clock)
+        self._later = later
+
+    def wait_staged(self, timeout_s: float | None = None) -> None:
+        """Return when every save has its own copy of the state; UnavailableError if not within *timeout_s* seconds."""
+        if self._later is not None:
+            self._later.wait(timeout_s)
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Return when no save is in flight; UnavailableError names those that are after *timeout_s* seconds."""
+        self.wait_staged(timeout_s)
         with self._changed:
             done = self._changed.wait_for(lambda: not self._queue, timeout_s)
             steps = [entry.handle.step for entry in self._queue]

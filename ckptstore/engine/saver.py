@@ -106,7 +106,7 @@ class Save:
         self._clock = clock
         self._changed = threading.Condition()
         self._early: list[int] | None = []  # parts staged before there was a file to write them to
-        self._left = len(image.plan.parts)
+        self._left = len(image.plan.parts) + 1  # the parts, and the word that they are one consistent snapshot
         self._failed: BaseException | None = None
         self._containers: list[_Container] = []
         self._keys: list[str] = []
@@ -121,6 +121,12 @@ class Save:
                 self._early.append(number)
                 return
         self._submit(lambda: self._write(number))
+
+    def staged(self) -> None:
+        """Say that every part was staged and that the state did not change meanwhile."""
+        with self._changed:
+            self._left -= 1
+            self._changed.notify_all()
 
     def fail(self, error: BaseException) -> None:
         """Let the save fail, from any thread; the first reason counts."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from ckptstore.state.container import ContainerPlan
 
-__all__ = ["Image", "Part", "SavePlan", "signature_of"]
+__all__ = ["COPY_THREADS", "Image", "Part", "SavePlan", "signature_of"]
 
 COPY_THREADS = 2
 MIN_SLOTS = 4
@@ -63,6 +63,7 @@ class SavePlan:
         self.containers: tuple[ContainerPlan, ...] = plan_containers(
             [spec_of(name, tensor) for name, tensor in tensors.items()]
         )
+        self.n_tensors = len(tensors)
         self.parts: list[Part] = []
         for number, container in enumerate(self.containers):
             self._cut(number, container)
@@ -130,6 +131,11 @@ class Image:
             self._staged_in = [-1] * self.n_slots
             self._stopped = None
 
+    @property
+    def holds_all(self) -> bool:
+        """Whether every part has memory of its own, so that parts may be filled in any order."""
+        return self.n_slots >= len(self.plan.parts)
+
     def stop(self, error: BaseException) -> None:
         """End a staging that waits for memory: the save has failed."""
         with self._changed:
@@ -142,13 +148,19 @@ class Image:
             self._staged_in[number % self.n_slots] = -1
             self._changed.notify_all()
 
-    def stage(self, tensors: Mapping[str, torch.Tensor], on_part: Callable[[int], None]) -> None:
+    def copy_now(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Copy some of the tensors and hand nothing on; needs a slot for each part."""
+        flat = self._flat(tensors)
+        with torch.no_grad():
+            for number in range(len(self.plan.parts)):
+                self._fill(number, tensors, flat)
+
+    def stage(self, tensors: Mapping[str, torch.Tensor], on_part: Callable[[int], None], *, threads: int) -> None:
         """Copy *tensors* into the parts; call *on_part* from a copying thread for each part that is complete.
 
         Returns when everything is copied, so that the caller may change the tensors.
         """
-        # A slice needs a flat view; for a tensor that is not contiguous that takes a copy of it, rarely.
-        flat = {name: tensors[name].detach().contiguous().view(-1) for name in self.plan.sliced}
+        flat = self._flat(tensors)
         numbers = iter(range(len(self.plan.parts)))
         lock = threading.Lock()
         errors: list[BaseException] = []
@@ -169,7 +181,7 @@ class Image:
 
         others = [
             threading.Thread(target=work, name="ckptstore-stage", daemon=True)
-            for _ in range(min(COPY_THREADS, len(self.plan.parts)) - 1)
+            for _ in range(min(threads, len(self.plan.parts)) - 1)
         ]
         for other in others:
             other.start()
@@ -178,6 +190,10 @@ class Image:
             other.join()
         if errors:
             raise errors[0]
+
+    def _flat(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return a flat view of each tensor that is copied in slices; one that is not contiguous is copied, rarely."""
+        return {name: tensors[name].detach().contiguous().view(-1) for name in self.plan.sliced if name in tensors}
 
     def _take_slot(self, number: int) -> None:
         slot = number % self.n_slots
@@ -197,9 +213,13 @@ class Image:
         if part.offset < len(container.header):
             header = container.header[part.offset : part.offset + part.n_bytes]
             self.memory(number)[: len(header)] = header
-        sources = [tensors[copy.name] if copy.whole else flat[copy.name][copy.low : copy.high] for copy in part.copies]
+        copies = part.copies
+        if len(tensors) < self.plan.n_tensors:
+            views = [view for view, copy in zip(views, copies, strict=True) if copy.name in tensors]
+            copies = [copy for copy in copies if copy.name in tensors]
+        sources = [tensors[copy.name] if copy.whole else flat[copy.name][copy.low : copy.high] for copy in copies]
         if sources:
-            torch._foreach_copy_(views, sources)
+            torch._foreach_copy_(views, sources)  # noqa: SLF001 - one call for thousands of copies, without the GIL
 
     def _view(self, number: int, copy: _Copy) -> torch.Tensor:
         start = (number % self.n_slots) * self._slot_bytes + copy.start

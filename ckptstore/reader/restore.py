@@ -1,9 +1,8 @@
 """How does a checkpoint get into live objects, all of it or nothing?
 
 First every object is checked against the checkpoint by names, shapes, dtypes and groups, reading no payload. Then the
-bytes are proven. Only then do live objects change: those whose code we do not know first, since their
-``load_state_dict`` may refuse and is undone from a copy of their state; plain values, modules and optimizers last, whose
-tensors are filled in place.
+bytes are proven. Only then do live objects change: first those that may refuse, undone from a copy of what they had;
+last torch's own modules and optimizers, which were checked and are filled in place.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import logging
 from typing import TYPE_CHECKING, Any, Literal
 
 from ckptstore.errors import MismatchError
-from ckptstore.reader.targets import shown, target_of
+from ckptstore.reader.targets import kind_of, shown, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,6 +47,7 @@ class Prepared:
         Raises:
             CorruptionError: damaged bytes; with "full" every live object is as it was.
             MismatchError: an object's own ``load_state_dict`` refused; what had changed was undone.
+            UnavailableError: the store did not answer; as for damage.
         """
         fragile = {name: target for name, target in self._targets.items() if target.fragile}
         sturdy = {name: target for name, target in self._targets.items() if not target.fragile}
@@ -62,10 +62,16 @@ class Prepared:
             self._read(sturdy, direct, verify)
             self._apply(sturdy)
         except BaseException:
-            for target in reversed(self._done):
-                target.undo()
+            self._undo()
             raise
         return self._values
+
+    def _undo(self) -> None:
+        for target in reversed(self._done):
+            try:
+                target.undo()
+            except Exception:  # the others must be undone all the same
+                _LOG.exception("%s: what it was before could not be restored", target.name)
 
     def _read(self, targets: Mapping[str, Target], direct: Mapping[str, torch.Tensor], verify: Verify) -> None:
         names = [name for name in self._needed(targets) if name not in self._tensors]
@@ -123,11 +129,12 @@ def prepare(
         elif strict:
             problems.append(f"{name}: the checkpoint has no such state; it has {shown(source.states) or 'none'}")
         else:
-            _LOG.warning("%s: the checkpoint has no state %s; it is left as it is", source.what, name)
-            extra[name] = live
+            _LOG.warning("%s has no state %s; it is left as it is", source.what, name)
+            if kind_of(live) == "plain":
+                extra[name] = live
     if problems:
         message = f"{source.what} does not fit the objects passed; nothing was changed:\n  " + "\n  ".join(problems)
-        raise MismatchError(message, operation="restore", key=source.what)
+        raise MismatchError(message, operation="restore", key=source.key)
     for name in source.states:
         if name not in states and source.kind(name) == "plain" and not source.references(name):
             extra[name] = source.decode(name, {})

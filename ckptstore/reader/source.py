@@ -7,11 +7,11 @@ that live objects are checked against the checkpoint without reading a byte of p
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from ckptstore.errors import CorruptionError
+from ckptstore.errors import CorruptionError, UnsupportedError
 from ckptstore.reader.read import PartPlan, check_tensors
 from ckptstore.reader.verify import open_manifest
 from ckptstore.state import selection, tree
@@ -26,27 +26,54 @@ if TYPE_CHECKING:
     from ckptstore.run.records import Row
     from ckptstore.store import CheckpointStore
 
-__all__ = ["Source", "open_source"]
+__all__ = ["Kind", "Source", "open_source"]
+
+Kind = Literal["stateful", "plain", "generator"]
+_KINDS = ("stateful", "plain", "generator")
+_MAX_DIMS = 64
+_MAX_ELEMENTS = 1 << 62  # torch counts strides in 64 bits, even around no elements
 
 
 class Source:
-    """One checkpoint, proven down to its manifest. Immutable; any thread."""
+    """One checkpoint, proven down to its manifest. Immutable; any thread.
 
-    def __init__(self, store: CheckpointStore, prefix: str, manifest: Manifest, what: str) -> None:
+    Attributes:
+        store: Where it is.
+        prefix: Where its files are.
+        manifest: Its manifest.
+        key: The manifest's key, for errors.
+        what: What to call it in messages.
+        states: Kind and tree of each state, by name.
+
+    Raises:
+        CorruptionError: the manifest's list of states is none.
+    """
+
+    def __init__(self, store: CheckpointStore, prefix: str, manifest: Manifest, key: str) -> None:
         self.store = store
         self.prefix = prefix
         self.manifest = manifest
-        self.what = what
+        self.key = key
+        self.what = f"the checkpoint of step {manifest.step} ({store.url}, {key})"
         self.states: dict[str, Any] = manifest.tree.get("states", {})
+        if not isinstance(self.states, dict) or not all(
+            isinstance(item, dict) and item.get("kind") in _KINDS and "tree" in item for item in self.states.values()
+        ):
+            message = f"{self.what}: its list of states is malformed"
+            raise CorruptionError(message, operation="load", key=key)
 
-    def kind(self, name: str) -> str:
-        """Return how state *name* was saved: "stateful", "plain" or "generator"."""
-        return str(self.states[name].get("kind"))
+    def kind(self, name: str) -> Kind:
+        """Return how state *name* was saved."""
+        kind: Kind = self.states[name]["kind"]
+        return kind
+
+    def tree(self, name: str) -> Any:
+        """Return the tree of state *name*."""
+        return self.states[name]["tree"]
 
     def references(self, name: str) -> dict[str, str]:
-        """Return the tensors that state *name* needs (a tied one may be stored under another state's name), with the
-        tag of each."""
-        return selection.references(self.states[name]["tree"])
+        """Return the tensors that state *name* needs, each with its tag; a tied one may bear another state's name."""
+        return selection.references(self.tree(name))
 
     def rng_references(self) -> dict[str, str]:
         """Return the tensors that the saved random state needs."""
@@ -62,7 +89,7 @@ class Source:
 
     def decode(self, name: str, tensors: Mapping[str, torch.Tensor]) -> Any:
         """Return the value of a state with *tensors* in the places of its references."""
-        return tree.decode(self.states[name]["tree"], tensors)
+        return tree.decode(self.tree(name), tensors)
 
     def empty(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
         """Return new CPU tensors, not filled, for these names."""
@@ -84,20 +111,31 @@ class Source:
         check_tensors(self.store, self.prefix, self.manifest, names)
 
     def spec(self, name: str) -> TensorSpec:
-        """Return what tensor *name* is, after seeing that its bytes exist."""
+        """Return what tensor *name* is, after seeing that its bytes exist: before anything is allocated for it.
+
+        Raises:
+            CorruptionError: it is not listed, or the shape that the manifest claims is not backed by bytes.
+            UnsupportedError: this torch lacks the dtype.
+        """
         entry = self.manifest.tensors.get(name)
         if entry is None:
             message = f"{self.what}: its tree needs the tensor {name[:200]}, which it does not list"
-            raise CorruptionError(message, key=self.what)
-        n_bytes = math.prod(entry.shape) * ITEM_BYTES.get(entry.dtype, 0)
-        # Before anything is allocated: the shape a manifest claims must be backed by bytes that exist.
-        if entry.dtype not in ITEM_BYTES or n_bytes != sum(piece.n_bytes for piece in entry.pieces):
+            raise CorruptionError(message, operation="load", key=self.key)
+        item_bytes = ITEM_BYTES.get(entry.dtype)
+        # The number of dimensions is bounded first, so that no product of forged sizes grows without end.
+        n_bytes = math.prod(entry.shape) * item_bytes if item_bytes and len(entry.shape) <= _MAX_DIMS else -1
+        if n_bytes != sum(piece.n_bytes for piece in entry.pieces) or (
+            n_bytes == 0 and math.prod(size for size in entry.shape if size) > _MAX_ELEMENTS
+        ):
             message = (
-                f"{self.what}: tensor {name[:200]} says dtype {entry.dtype[:40]} and shape {entry.shape[:16]}, "
+                f"{self.what}: tensor {name[:200]} says dtype {entry.dtype[:40]} and shape {list(entry.shape[:16])}, "
                 "which does not fit its bytes"
             )
-            raise CorruptionError(message, key=self.what)
-        return TensorSpec(name, entry.dtype, tuple(entry.shape), n_bytes)
+            raise CorruptionError(message, operation="load", key=self.key)
+        if entry.dtype not in DTYPES:
+            message = f"{self.what}: tensor {name[:200]} has dtype {entry.dtype}, which torch {torch.__version__} lacks"
+            raise UnsupportedError(message, operation="load", key=self.key)
+        return TensorSpec(name, entry.dtype, entry.shape, n_bytes)
 
 
 def open_source(store: CheckpointStore, layout: Layout, row: Row) -> Source:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from ckptstore.errors import CkptStoreError, ConfigError, ConflictError, CorruptionError, NotFoundError
+from ckptstore.errors import ConfigError, ConflictError, CorruptionError, NotFoundError
 from ckptstore.run.identity import WriterIdentity, describe, from_record, is_gone
 from ckptstore.run.records import Record
 
@@ -51,9 +51,13 @@ class Pulse:
             self._thread = threading.Thread(target=self._run, name="ckptstore-alive", daemon=True)
             self._thread.start()
 
+    def stop(self) -> None:
+        """Write no further sign: another writer owns the run."""
+        self._stop.set()
+
     def close(self) -> None:
         """Write ``closed``, so that the next writer need not wait."""
-        self._stop.set()
+        self.stop()
         if self._thread is not None:
             self._thread.join(BEAT_S)
         self._write(closed=True)
@@ -68,16 +72,24 @@ class Pulse:
         sign["time"] = self._journal.clock.now()
         try:
             self._journal.store.put(self._key, json.dumps(sign).encode() + b"\n")
-        except CkptStoreError:
+        except Exception:  # noqa: BLE001 - advisory: neither a store nor the end of the interpreter may make it more
             _LOG.debug("the sign of life could not be written", exc_info=True)
 
 
 def owner_of(journal: Journal, head: Head) -> WriterIdentity | None:
-    """Return the writer of the newest claim, or None if the run was never claimed or its claim can't be read."""
+    """Return the writer of the newest claim, or None if there is none or nothing readable names it."""
     if head.record is None:
         return None
-    claim = head.record if head.record.seq == head.record.epoch else journal.read(head.record.epoch)
-    return from_record(claim.writer) if isinstance(claim, Record) else None
+    # The claim says it, and since only the owner commits, so does its newest commit where the claim is damaged.
+    commits = [row.seq for row in head.state.live if row.epoch == head.state.epoch]
+    for seq in (head.state.epoch, *commits[-1:]):
+        try:
+            found = head.record if head.record.seq == seq else journal.read(seq)
+        except NotFoundError:
+            continue
+        if isinstance(found, Record):
+            return from_record(found.writer)
+    return None
 
 
 def permit(journal: Journal, head: Head, me: WriterIdentity, takeover: Takeover) -> str:
@@ -90,7 +102,7 @@ def permit(journal: Journal, head: Head, me: WriterIdentity, takeover: Takeover)
     """
     owner = owner_of(journal, head)
     if owner is None:
-        return "the run has no owner"
+        return "nothing names an owner"
     if owner.id == me.id:
         return "the run is ours"
     if takeover is True:

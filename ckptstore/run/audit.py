@@ -42,8 +42,12 @@ def audit_journal(journal: Journal) -> Iterator[str]:
             yield f"{key} is damaged: {found.reason}"
             before = state = None
             continue
+        if seq == 0 and found.run != journal.run.file:
+            yield f"{key} does not repeat {RUN_KEY}"
         if before is not None and found.prev is not None and found.prev.sha256 != before.sha256:
             yield f"{key} was not computed from the record before it"
+        for base in journal.lost_bases(found):
+            yield f"{key}: the list of checkpoints {base} that it names is absent or damaged"
         try:
             now = journal.state_of(found)
             if state is not None and apply(state, found.change, seq, key) != now:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ckptstore.errors import CorruptionError
-from ckptstore.run.records import Row, row_from_json, row_to_json
+from ckptstore.errors import ConfigError, CorruptionError
+from ckptstore.run.records import MAX_TARGETS, Row, row_from_json, row_to_json
+from ckptstore.run.strict_json import convert
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -51,8 +52,7 @@ def lineage(state: RunState) -> list[Row]:
     found = []
     while at is not None:
         found.append(at)
-        # A parent is always older; anything else would be a cycle made by hand.
-        at = by_seq.get(at.parent) if at.parent is not None and at.parent < at.seq else None
+        at = None if at.parent is None else by_seq.get(at.parent)  # a parent is always older: no row read is without it
     return found
 
 
@@ -68,8 +68,12 @@ def commit(row: Row) -> dict[str, Any]:
 
 
 def retire(targets: Iterable[int], *, policy: str, reasons: dict[str, str]) -> dict[str, Any]:
-    """Checkpoints leave the live set for ever."""
-    return {"kind": "retire", "targets": sorted(targets), "policy": policy, "reasons": reasons}
+    """Checkpoints leave the live set for ever; ConfigError for more than 256 in one record."""
+    chosen = sorted(targets)
+    if len(chosen) > MAX_TARGETS:
+        message = f"{len(chosen)} checkpoints can't be retired by one record; at most {MAX_TARGETS}"
+        raise ConfigError(message)
+    return {"kind": "retire", "targets": chosen, "policy": policy, "reasons": reasons}
 
 
 def tag(
@@ -90,34 +94,32 @@ def apply(state: RunState, change: dict[str, Any], seq: int, what: str) -> RunSt
     Raises:
         CorruptionError: the change is malformed.
     """
-    state = _without_swept(state, change)
     kind = change.get("kind")
-    try:
-        if kind == "claim":
-            source = change["resume_from"]
-            row = None if source is None else row_from_json(source, what)
-            return msgspec.structs.replace(state, epoch=seq, resume_from=row, keep=change.get("keep", state.keep))
-        if kind == "commit":
-            row = row_from_json(change["row"], what)
-            return msgspec.structs.replace(state, live=(*state.live, row))
-        if kind == "retire":
-            return _retire(state, frozenset(change["targets"]))
-        if kind == "tag":
-            return _tag(state, change)
-        if kind == "note":
-            return msgspec.structs.replace(state, keep=change.get("keep", state.keep))
-    except (KeyError, TypeError) as error:
-        message = f"{what}: the change {kind!r} is malformed: {error!r}"
-        raise CorruptionError(message, key=what) from error
-    message = f"{what}: the change {kind!r} is unknown"
+    swept = convert(change.get("swept", ()), frozenset[int], what)
+    if swept:
+        state = msgspec.structs.replace(state, retired=tuple(row for row in state.retired if row.seq not in swept))
+    if kind == "claim":
+        source = change.get("resume_from")
+        row = None if source is None else row_from_json(source, what)
+        return msgspec.structs.replace(state, epoch=seq, resume_from=row, keep=_keep(state, change, what))
+    if kind == "commit":
+        row = row_from_json(change.get("row"), what)
+        if (row.seq, row.epoch) != (seq, state.epoch):
+            message = f"{what} commits number {row.seq} of epoch {row.epoch}, and the run is at epoch {state.epoch}"
+            raise CorruptionError(message, key=what)
+        return msgspec.structs.replace(state, live=(*state.live, row))
+    if kind == "retire":
+        return _retire(state, convert(change.get("targets"), frozenset[int], what))
+    if kind == "tag":
+        return _tag(state, convert(change, _Tag, what))
+    if kind == "note":
+        return msgspec.structs.replace(state, keep=_keep(state, change, what))
+    message = f"{what}: the change {kind!r:.40} is unknown"
     raise CorruptionError(message, key=what)
 
 
-def _without_swept(state: RunState, change: dict[str, Any]) -> RunState:
-    swept = frozenset(change.get("swept", ()))
-    if not swept:
-        return state
-    return msgspec.structs.replace(state, retired=tuple(row for row in state.retired if row.seq not in swept))
+def _keep(state: RunState, change: dict[str, Any], what: str) -> str | None:
+    return convert(change["keep"], str | None, what) if "keep" in change else state.keep  # type: ignore[arg-type]
 
 
 def _retire(state: RunState, targets: frozenset[int]) -> RunState:
@@ -142,12 +144,19 @@ def _retire(state: RunState, targets: frozenset[int]) -> RunState:
     return msgspec.structs.replace(state, live=live, retired=retired, resume_from=resume_from)
 
 
-def _tag(state: RunState, change: dict[str, Any]) -> RunState:
+class _Tag(msgspec.Struct, frozen=True, kw_only=True):
+    target: int
+    add: frozenset[str]
+    remove: frozenset[str]
+    damaged: bool | None
+
+
+def _tag(state: RunState, change: _Tag) -> RunState:
     def edit(row: Row) -> Row:
-        if row.seq != change["target"]:
+        if row.seq != change.target:
             return row
-        tags = tuple(sorted((set(row.tags) | set(change["add"])) - set(change["remove"])))
-        damaged = row.damaged if change["damaged"] is None else change["damaged"]
+        tags = tuple(sorted((set(row.tags) | change.add) - change.remove))
+        damaged = row.damaged if change.damaged is None else change.damaged
         return msgspec.structs.replace(row, tags=tags, damaged=damaged)
 
     resume_from = None if state.resume_from is None else edit(state.resume_from)

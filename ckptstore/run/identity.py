@@ -46,7 +46,7 @@ def this_process(ids: IdSource, *, job: str | None, restart: int | None = None) 
         pid_ns=_link("/proc/self/ns/pid"),
         pid=pid,
         start_time=_start_time(pid),
-        job=job,
+        job=None if job is None else job[:200],
         restart=restart,
         version=version("ckptstore"),
     )
@@ -57,7 +57,7 @@ def job_from_environment(environment: Mapping[str, str]) -> str | None:
     for name in ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID"):
         found = environment.get(name, "").strip()
         if found and found != "none":
-            return f"{name}:{found}"[:200]
+            return f"{name}:{found}"
     return None
 
 
@@ -67,9 +67,12 @@ def is_gone(writer: WriterIdentity, me: WriterIdentity) -> bool:
     False means "can't be proven from here", not "it lives".
     """
     known = (me.boot_id, me.pid_ns)
-    if None in known or (writer.boot_id, writer.pid_ns) != known or writer.pid is None or writer.start_time is None:
+    if None in known or (writer.boot_id, writer.pid_ns) != known or writer.start_time is None:
         return False
-    return _start_time(writer.pid) != writer.start_time
+    if writer.pid is None or writer.pid <= 0:  # 0 and below mean groups to kill(2)
+        return False
+    found = _start_time(writer.pid)
+    return not _exists(writer.pid) if found is None else found != writer.start_time
 
 
 def describe(writer: WriterIdentity) -> str:
@@ -86,13 +89,24 @@ def from_record(fields: Mapping[str, Any]) -> WriterIdentity:
 
 
 def _start_time(pid: int) -> int | None:
-    """Return when a process started, in clock ticks since boot; None if there is none (a zombie counts as none)."""
+    """Return when a process started, in clock ticks since boot; -1 for a zombie, None if that can't be seen."""
     text = _text(f"/proc/{pid}/stat")
-    if text is None:
+    if not text:
         return None
     # The command name may hold spaces and brackets; the numbers start after its last one.
     fields = text.rpartition(")")[2].split()
-    return None if fields[0] in "ZX" else int(fields[19])
+    return -1 if fields[0] in "ZX" else int(fields[19])
+
+
+def _exists(pid: int) -> bool:
+    """Tell whether there may be such a process: /proc can hide those of other users (hidepid), a signal sees them."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return True
 
 
 def _text(path: str) -> str | None:

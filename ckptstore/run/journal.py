@@ -24,15 +24,15 @@ from ckptstore.errors import (
 from ckptstore.run import rowsets
 from ckptstore.run.changes import RunState, apply
 from ckptstore.run.layout import LATEST_KEY, Layout
-from ckptstore.run.records import Based, Prev, Record, decode_record, encode_record
-from ckptstore.run.strict_json import sha256_hex
+from ckptstore.run.records import Prev, Record, decode_record, encode_record, room_for_sets
+from ckptstore.run.strict_json import MAX_INT, sha256_hex
 from ckptstore.store import MAX_RECORD_BYTES, Published, settle
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from ckptstore.run.records import Row, RowSet
+    from ckptstore.run.records import RowSet
     from ckptstore.run.runfile import RunInfo
     from ckptstore.seams import Clock, IdSource
     from ckptstore.store import CheckpointStore, Outcome
@@ -120,6 +120,12 @@ class Journal:
     def head(self) -> Head:
         """Return the newest number and its state, from the hint on. A read that starts after a publish sees it."""
         low = self._hint()
+        found = None
+        if low >= 0:
+            try:
+                found = self.read(low)
+            except NotFoundError:
+                low = -1
         step = 1
         while self._exists(low + step):
             low += step
@@ -128,16 +134,29 @@ class Journal:
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if self._exists(middle) else (low, middle)
-        return self._head_at(low)
+        if low >= 0 and (found is None or found.seq < low):
+            try:
+                found = self.read(low)
+            except NotFoundError as error:
+                message = f"{self.layout.record(low)} is there and yet can't be read: the store contradicts itself"
+                raise UnavailableError(message, operation="get", key=self.layout.record(low)) from error
+        return self._head_at(low, found)
 
-    def forward(self, head: Head) -> Head:
-        """Return the head, read record by record from a known one; each must name its predecessor's bytes."""
+    def forward(self, head: Head, watch: Callable[[Head], None] | None = None) -> Head:
+        """Return the head, read record by record from a known one; each must name its predecessor's bytes.
+
+        Args:
+            head: Where to start.
+            watch: Told of each record on the way.
+        """
         while True:
             try:
                 found = self.read(head.seq + 1)
             except NotFoundError:
                 return head
             head = self._follow(head, found)
+            if watch is not None:
+                watch(head)
 
     def state_of(self, record: Record) -> RunState:
         """Return the run's state after *record*; its sets may have to be fetched or rebuilt."""
@@ -149,15 +168,24 @@ class Journal:
             epoch=record.epoch, live=live, retired=retired, resume_from=record.resume_from, keep=record.keep
         )
 
+    def lost_bases(self, record: Record) -> list[str]:
+        """Return the keys of the sets that *record* names and that can't be read."""
+        lost = []
+        for rows in (record.live, record.retired):
+            try:
+                self._bases.rows(rows)
+            except (CorruptionError, NotFoundError) as error:
+                lost.append(error.key)
+        return lost
+
     def _hint(self) -> int:
-        """Return a number that exists by the hint, or -1. Whatever the hint holds, the head found is the same."""
+        """Return the number that the hint names, or -1. No content of it, and no error, changes which head is found."""
         try:
             found = json.loads(self.store.get(LATEST_KEY, max_bytes=_HINT_BYTES))
             seq = found["seq"]
-        except (NotFoundError, CorruptionError, ValueError, TypeError, KeyError, RecursionError):
+        except (CkptStoreError, ValueError, TypeError, KeyError, RecursionError):
             return -1
-        usable = found.get("run_uid") == self.run_uid and type(seq) is int and 0 <= seq < 1 << 53
-        return seq if usable and self._exists(seq) else -1
+        return seq if found.get("run_uid") == self.run_uid and type(seq) is int and 0 <= seq < MAX_INT else -1
 
     def _exists(self, seq: int) -> bool:
         try:
@@ -166,23 +194,29 @@ class Journal:
             return False
         return True
 
-    def _head_at(self, seq: int) -> Head:
+    def _head_at(self, seq: int, newest: Record | Damaged | None) -> Head:
         damaged: list[Damaged] = []
         for at in range(seq, -1, -1):
-            found = self.read(at)
+            found = newest if at == seq and newest is not None else self._read_known(at)
             if isinstance(found, Record):
                 try:
                     state = self.state_of(found)
                 except CorruptionError as error:
                     found = Damaged(seq=at, raw=found.raw, reason=str(error))
                 else:
-                    prev = _prev_of(damaged[0]) if damaged else Prev(write_id=found.write_id, sha256=found.sha256)
+                    top = _prev_of(damaged[0]) if damaged else Prev(write_id=found.write_id, sha256=found.sha256)
                     _warn(damaged, at)
-                    return Head(seq=seq, prev=prev, record=found, state=state, damaged=tuple(reversed(damaged)))
+                    return Head(seq=seq, prev=top, record=found, state=state, damaged=tuple(reversed(damaged)))
             damaged.append(found)
         _warn(damaged, -1)
-        prev = _prev_of(damaged[0]) if damaged else None
-        return Head(seq=seq, prev=prev, damaged=tuple(reversed(damaged)))
+        return Head(seq=seq, prev=_prev_of(damaged[0]) if damaged else None, damaged=tuple(reversed(damaged)))
+
+    def _read_known(self, seq: int) -> Record | Damaged:
+        """Read a number that must be there, since a later one is: its absence is damage, not the end."""
+        try:
+            return self.read(seq)
+        except NotFoundError as error:
+            return Damaged(seq=seq, raw=b"", reason=str(error))
 
     def _follow(self, head: Head, found: Record | Damaged) -> Head:
         if isinstance(found, Record):
@@ -205,7 +239,7 @@ class Journal:
         _LOG.warning("record %d: %s; rebuilding the list of checkpoints from the journal", record.seq, reason)
         changes = [record]
         for seq in range(record.seq - 1, -1, -1):
-            found = self.read(seq)
+            found = self._read_known(seq)
             if isinstance(found, Damaged):
                 break
             try:
@@ -235,6 +269,7 @@ class Journal:
         write_id: str,
         writer: dict[str, Any],
         on_publish: Callable[[Pending | None], None],
+        watch: Callable[[Head], None] | None = None,
     ) -> Head | None:
         """Publish one change at the first free number: derive it from the head, again after each lost race.
 
@@ -246,7 +281,9 @@ class Journal:
             derive: Makes the change from a head; None drops it; an exception stops it.
             write_id: Unique for this one logical change.
             writer: Who publishes, for people and for take-over.
-            on_publish: Told what is about to be published, and None once its outcome is known.
+            on_publish: Told what is about to be published, and None once it is certain that it was not. After a success
+                it is the caller who forgets, having taken the new head: so an interrupt in between loses nothing.
+            watch: Told of each record that was there first.
 
         Returns:
             The head with our record on top, or None if *derive* dropped it.
@@ -267,11 +304,11 @@ class Journal:
             except CkptStoreError:  # certainly not written; anything else (an interrupt) leaves the outcome unknown
                 on_publish(None)
                 raise
-            on_publish(None)
             if isinstance(outcome, Published):
                 prev = Prev(write_id=write_id, sha256=record.sha256)
                 return Head(seq=record.seq, prev=prev, record=record, state=state)
-            head = self.forward(head)
+            on_publish(None)
+            head = self.forward(head, watch)
             if head.seq < record.seq:
                 # Told that the number is taken, and it reads as absent: a delete marker over it, or a stale read.
                 message = (
@@ -288,7 +325,11 @@ class Journal:
         try:
             return settle(self.store.get(key, max_bytes=MAX_RECORD_BYTES), record.write_id)
         except NotFoundError:
-            self.store.put(key, record.raw)
+            try:
+                self.store.put(key, record.raw)
+            except CkptStoreError as error:  # unlike publish, put does not say whether it happened
+                message = f"{key}: it is not known whether this record was written: {error}"
+                raise OutcomeUnknownError(message, operation="publish", key=key) from error
             return Published()
 
     def hint(self, head: Head) -> None:
@@ -328,29 +369,14 @@ class Journal:
                 extra={} if before is None else before.extra,
             )
 
-        live, retired = self._fit(seq, state, before)
-        return encode_record(record(live, retired)), state
-
-    def _fit(self, seq: int, state: RunState, before: Record | None) -> tuple[RowSet, RowSet]:
-        """Choose how the two sets are stored: inline while small, else as differences from shared bases."""
-        live, retired = state.live, state.retired
-        if rowsets.fits_inline(live, retired):
-            return live, retired
-
-        def based(rows: tuple[Row, ...], previous: RowSet | None) -> RowSet:
-            if rowsets.fits_inline(rows, (), budget=rowsets.DIFF_BYTES):
-                return rows
-            base = previous.base if isinstance(previous, Based) else None
-            found = self._bases.difference(rows, base)
-            if found is not None:
-                return found
-            key = self.layout.index(seq, self.ids.new_id()[:12])
-            return self._bases.introduce(key, rows)
-
-        return (
-            based(live, None if before is None else before.live),
-            based(retired, None if before is None else before.retired),
+        live, retired = rowsets.fit(
+            self._bases,
+            (state.live, state.retired),
+            ((), ()) if before is None else (before.live, before.retired),
+            room=room_for_sets(record((), ())),
+            new_key=lambda: self.layout.index(seq, self.ids.new_id()[:12]),
         )
+        return encode_record(record(live, retired)), state
 
 
 def _step(head: Head) -> int | None:

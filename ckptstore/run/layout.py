@@ -9,14 +9,24 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-__all__ = ["LATEST_KEY", "MANIFEST_NAME", "RUN_KEY", "Layout", "attempt_epoch", "attempt_name"]
+__all__ = [
+    "LATEST_KEY",
+    "MANIFEST_NAME",
+    "MIGRATED",
+    "RUN_KEY",
+    "Layout",
+    "attempt_epoch",
+    "attempt_name",
+    "journal_of",
+]
 
 RUN_KEY = "RUN.json"
 LATEST_KEY = "LATEST"
 MANIFEST_NAME = "MANIFEST.json"
+MIGRATED = -1
 
 _ATTEMPT = re.compile(r"\d{1,20}-(?:e(\d{1,18})|m)-[0-9a-z]{12,64}\Z", re.ASCII)
-_RECORD = re.compile(r"(\d{10,18})\.json\Z", re.ASCII)
+_RECORD = re.compile(r"journal/([0-9a-f]{8})/\d{10,18}\.json\Z", re.ASCII)
 
 
 def attempt_name(step: int, epoch: int, unique: str) -> str:
@@ -25,11 +35,17 @@ def attempt_name(step: int, epoch: int, unique: str) -> str:
 
 
 def attempt_epoch(name: str) -> int | None:
-    """Return the epoch in an attempt's name, -1 for a migrated one, None if it is not an attempt's name."""
+    """Return the epoch in an attempt's name, MIGRATED for a migrated one, None if it is not an attempt's name."""
     match = _ATTEMPT.match(name)
     if match is None:
         return None
-    return -1 if match[1] is None else int(match[1])
+    return MIGRATED if match[1] is None else int(match[1])
+
+
+def journal_of(key: str) -> str | None:
+    """Return the folder below ``journal/`` of a record's key, None for a foreign name."""
+    match = _RECORD.match(key)
+    return None if match is None else match[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +72,6 @@ class Layout:
     def record(self, seq: int) -> str:
         """The key of record *seq*."""
         return f"{self.journal_prefix}{seq:010d}.json"
-
-    def seq_of(self, record_key: str) -> int | None:
-        """The number in a record's key, or None for a foreign name."""
-        match = _RECORD.match(record_key.removeprefix(self.journal_prefix))
-        return int(match[1]) if match else None
 
     def attempt(self, name: str) -> str:
         """The prefix of one attempt, with its slash."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ckptstore.errors import ConfigError, CorruptionError, NotFoundError
-from ckptstore.run.layout import MANIFEST_NAME
+from ckptstore.run.layout import MANIFEST_NAME, MIGRATED, attempt_epoch
 from ckptstore.run.records import ManifestRef, refuse_newer
 from ckptstore.run.strict_json import compact, convert, read_json, sha256_hex
 from ckptstore.store import check_key
@@ -116,16 +116,17 @@ def encode_manifest(manifest: Manifest, put_side: Callable[[str, bytes], FileEnt
         put_side: Stores a side object under a name, durably, and returns its entry.
 
     Raises:
-        ConfigError: the user's metadata or the whole would pass its bound.
+        ConfigError: the user's metadata or the whole would pass its bound, or could not be read back.
     """
-    if len(compact(manifest.user)) > MAX_USER_BYTES:
-        message = f"step {manifest.step}: metadata takes more than {MAX_USER_BYTES} bytes as JSON"
-        raise ConfigError(message)
+    _check_free(manifest)
     fields: dict[str, Any] = msgspec.to_builtins(manifest)
     files = list(manifest.files)
     side: dict[str, int] = {}
     for name in SIDE_OBJECTS:
         body = compact(fields[name])
+        if len(body) > MAX_MANIFEST_BYTES:
+            message = f"step {manifest.step}: its {name} would take {len(body)} bytes, over {MAX_MANIFEST_BYTES}"
+            raise ConfigError(message)
         if len(body) > SIDE_BYTES:
             side[name] = len(files)
             files.append(put_side(f"{name}.json", body))
@@ -160,14 +161,20 @@ def decode_manifest(body: bytes, what: str, read_side: Callable[[FileEntry], byt
     """
     fields = read_json(body, what)
     refuse_newer(fields, FORMAT, VERSION, what)
-    for name, index in convert(fields.get("side", {}), dict[str, int], what).items():
-        files = convert(fields.get("files"), list[FileEntry], what)
-        if name not in SIDE_OBJECTS or not 0 <= index < len(files) or files[index].size > MAX_MANIFEST_BYTES:
+    manifest = convert(fields, Manifest, what)
+    _check_files(manifest, what)  # before any of the paths is followed
+    found: dict[str, Any] = {}
+    for name, index in manifest.side.items():
+        if name not in SIDE_OBJECTS or not 0 <= index < len(manifest.files):
             message = f"{what}: its side object {name[:40]!r} is impossible"
             raise CorruptionError(message, key=what)
-        fields[name] = read_json(read_side(files[index]), f"{what} ({files[index].path})")
-    manifest = convert(fields, Manifest, what)
-    _check_files(manifest, what)
+        file = manifest.files[index]
+        if file.size > MAX_MANIFEST_BYTES:
+            message = f"{what}: its side object {file.path[:200]} takes {file.size} bytes, over {MAX_MANIFEST_BYTES}"
+            raise CorruptionError(message, key=what)
+        found[name] = read_json(read_side(file), f"{what} ({file.path})")
+    if found:
+        manifest = convert({**fields, **found}, Manifest, what)
     _check_tensors(manifest, what)
     return manifest
 
@@ -191,8 +198,12 @@ def read_manifest(
         raise CorruptionError(message, operation="get", key=key)
     prefix = layout.attempt(row.attempt)
     manifest = decode_manifest(body, key, lambda file: read_side(prefix + file.path, file))
-    if (manifest.run_uid, manifest.attempt, manifest.step) != (layout.run_uid, row.attempt, row.step) or (
-        manifest.epoch is not None and manifest.epoch != row.epoch
+    epoch = None if attempt_epoch(row.attempt) == MIGRATED else row.epoch
+    if (manifest.run_uid, manifest.attempt, manifest.step, manifest.epoch) != (
+        layout.run_uid,
+        row.attempt,
+        row.step,
+        epoch,
     ):
         message = f"{key} belongs to step {manifest.step} of run {manifest.run_uid[:40]}: it is a misplaced copy"
         raise CorruptionError(message, key=key)
@@ -221,6 +232,20 @@ def find_missing(store: CheckpointStore, prefix: str, manifest: Manifest) -> Cor
     return None
 
 
+def _check_free(manifest: Manifest) -> None:
+    """Refuse what a caller handed in and a reader would refuse: it must not be found out when it is needed."""
+    try:
+        n_bytes = len(compact(manifest.user))
+        body = compact({name: getattr(manifest, name) for name in ("tree", "user", "env", "timings", "origin")})
+        read_json(body, f"step {manifest.step}: its tree or metadata")
+    except (CorruptionError, TypeError, ValueError, RecursionError) as error:
+        message = f"step {manifest.step} can't be written as JSON that can be read back: {error}"
+        raise ConfigError(message) from error
+    if n_bytes > MAX_USER_BYTES:
+        message = f"step {manifest.step}: metadata takes more than {MAX_USER_BYTES} bytes as JSON"
+        raise ConfigError(message)
+
+
 def _check_files(manifest: Manifest, what: str) -> None:
     if len(manifest.files) > MAX_FILES or root_of(manifest.files) != manifest.root:
         message = f"{what}: its list of files does not match its root digest"
@@ -233,24 +258,34 @@ def _check_files(manifest: Manifest, what: str) -> None:
             message = f"{what}: the file path {file.path[:200]!r} is refused: {error}"
             raise CorruptionError(message, key=what) from error
         n_parts = -(-file.size // file.part_bytes) if file.size >= 0 and file.part_bytes > 0 else -1
-        digest = hashlib.sha256()
-        try:
-            for part in file.parts:
-                digest.update(bytes.fromhex(part))
-        except ValueError:
-            n_parts = -1
         if (
             len(file.parts) != n_parts
             or file.path in seen
             or file.path == MANIFEST_NAME
-            or file.digest != "sha256:" + digest.hexdigest()
+            or file.digest != _digest_of(file.parts)
+            or not 0 <= file.rank < manifest.world_size
         ):
             message = f"{what}: the entry of {file.path[:200]} contradicts itself"
             raise CorruptionError(message, key=what)
         seen.add(file.path)
-    if manifest.n_bytes != sum(file.size for file in manifest.files) or len(manifest.ranks) != manifest.world_size:
+    all_ranks = len(manifest.ranks) == manifest.world_size and set(manifest.ranks) == set(range(len(manifest.ranks)))
+    if manifest.n_bytes != sum(file.size for file in manifest.files) or not all_ranks:
         message = f"{what}: its totals are not those of its files and ranks"
         raise CorruptionError(message, key=what)
+
+
+def _digest_of(parts: tuple[str, ...]) -> str | None:
+    """Return the digest over part digests; None if one is not canonical hexadecimal."""
+    digest = hashlib.sha256()
+    for part in parts:
+        try:
+            raw = bytes.fromhex(part)
+        except ValueError:
+            return None
+        if raw.hex() != part:
+            return None
+        digest.update(raw)
+    return "sha256:" + digest.hexdigest()
 
 
 def _check_tensors(manifest: Manifest, what: str) -> None:
@@ -261,3 +296,15 @@ def _check_tensors(manifest: Manifest, what: str) -> None:
             if not inside or piece.start + piece.n_bytes > sizes[piece.file] or any(size < 0 for size in entry.shape):
                 message = f"{what}: tensor {name[:200]} lies outside its file"
                 raise CorruptionError(message, key=what)
+            if not _fits(piece, entry.shape):
+                message = f"{what}: a piece of tensor {name[:200]} lies outside its shape"
+                raise CorruptionError(message, key=what)
+
+
+def _fits(piece: Piece, shape: tuple[int, ...]) -> bool:
+    if piece.offsets is None or piece.sizes is None:
+        return piece.offsets is piece.sizes
+    if not len(piece.offsets) == len(piece.sizes) == len(shape):
+        return False
+    ranges = zip(piece.offsets, piece.sizes, shape, strict=True)
+    return all(offset >= 0 and size >= 0 and offset + size <= extent for offset, size, extent in ranges)

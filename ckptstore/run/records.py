@@ -7,20 +7,23 @@ record; and it holds the whole live set, so opening a run reads one record, not 
 
 from __future__ import annotations
 
+import math
 import re
+from itertools import pairwise
 from typing import Any
 
 import msgspec
 
 from ckptstore.errors import ConfigError, CorruptionError, UnsupportedError
-from ckptstore.run.strict_json import canonical, convert, read_json, sha256_hex, sign, unsign
+from ckptstore.run.strict_json import MAX_INT, canonical, convert, read_json, sha256_hex, sign, unsign
 from ckptstore.store import MAX_RECORD_BYTES
 
 __all__ = [
     "FORMAT",
+    "MAX_TARGETS",
     "VERSION",
-    "Based",
     "BaseRef",
+    "Based",
     "ManifestRef",
     "Prev",
     "Record",
@@ -29,6 +32,7 @@ __all__ = [
     "decode_record",
     "decode_rows",
     "encode_record",
+    "room_for_sets",
     "row_from_json",
     "row_to_json",
 ]
@@ -40,9 +44,11 @@ KNOWN_FEATURES: frozenset[str] = frozenset()
 MAX_ROW_BYTES = 2 * 1024
 MAX_TAGS = 16
 MAX_METRICS = 32
+MAX_TARGETS = 256
+NON_FINITE = frozenset({"nan", "inf", "-inf"})
 
 _ATTEMPT = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}\Z", re.ASCII)
-_BASE = re.compile(r"index/[0-9a-f]{8}/[0-9]{10,18}-[0-9a-z]{1,64}\.json\Z", re.ASCII)
+_BASE = re.compile(r"index/([0-9a-f]{8})/([0-9]{10,18})-[0-9a-z]{1,64}\.json\Z", re.ASCII)
 
 
 class ManifestRef(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,25 +189,47 @@ def row_from_json(value: object, what: str) -> Row:
     extra = {key: item for key, item in value.items() if key not in _ROW_FIELDS}
     row = convert({**known, "extra": extra}, Row, what)
     # The attempt becomes part of a path: a record from a foreign store must not lead out of the run.
-    if not _ATTEMPT.match(row.attempt) or row.seq < 0 or row.step < 0 or row.n_bytes < 0 or row.manifest.size < 0:
+    # Claim and parent came before it: anything else would be a cycle made by hand.
+    parent = 0 if row.parent is None else row.parent
+    sane = _ATTEMPT.match(row.attempt) and row.step >= 0 and row.n_bytes >= 0 and row.manifest.size >= 0
+    if not sane or not 0 <= row.epoch < row.seq or not 0 <= parent < row.seq:
         message = f"{what}: row {row.seq} holds an impossible value"
+        raise CorruptionError(message, key=what)
+    excess = _excess(row)
+    if excess is not None:
+        message = f"{what}: {excess}"
         raise CorruptionError(message, key=what)
     return row
 
 
 def check_row(row: Row) -> Row:
     """Return *row* if it is within the bounds that readers enforce; ConfigError names the bound."""
+    excess = _excess(row)
+    if excess is not None:
+        raise ConfigError(excess)
+    return row
+
+
+def _excess(row: Row) -> str | None:
+    """Return how *row* passes a bound, or None."""
     if len(row.tags) > MAX_TAGS or len(row.metrics) > MAX_METRICS:
-        message = (
+        return (
             f"step {row.step}: {len(row.tags)} tags and {len(row.metrics)} metrics; "
             f"at most {MAX_TAGS} and {MAX_METRICS} fit a checkpoint"
         )
-        raise ConfigError(message)
-    n_bytes = len(canonical({"metrics": row.metrics, "tags": row.tags}))
+    for name, value in row.metrics.items():
+        if value not in NON_FINITE if isinstance(value, str) else not (math.isfinite(value) and _is_exact(value)):
+            return f"step {row.step}: metric {name[:80]!r} is {value!r:.80}, which JSON can't hold exactly"
+    if not row.tags and not row.metrics and not row.extra:
+        return None
+    n_bytes = len(canonical({"metrics": row.metrics, "tags": row.tags, "extra": row.extra}))
     if n_bytes > MAX_ROW_BYTES:
-        message = f"step {row.step}: tags and metrics take {n_bytes} bytes; at most {MAX_ROW_BYTES} fit a checkpoint"
-        raise ConfigError(message)
-    return row
+        return f"step {row.step}: tags and metrics take {n_bytes} bytes; at most {MAX_ROW_BYTES} fit a checkpoint"
+    return None
+
+
+def _is_exact(value: float) -> bool:
+    return isinstance(value, float) or abs(value) <= MAX_INT
 
 
 def decode_rows(value: object, what: str) -> tuple[Row, ...]:
@@ -210,14 +238,39 @@ def decode_rows(value: object, what: str) -> tuple[Row, ...]:
         message = f"{what}: a set of rows is not a list"
         raise CorruptionError(message, key=what)
     rows = tuple(row_from_json(item, what) for item in value)
-    if any(first.seq >= second.seq for first, second in zip(rows, rows[1:], strict=False)):
+    if any(first.seq >= second.seq for first, second in pairwise(rows)):
         message = f"{what}: rows are not in order"
         raise CorruptionError(message, key=what)
     return rows
 
 
 def encode_record(record: Record) -> Record:
-    """Return *record* with its bytes; ConfigError if they pass 64 KiB."""
+    """Return *record* with its bytes.
+
+    What no reader would accept must never get a number, since the journal would hold it for ever: so the bytes are read
+    back here, by the reader's own rules.
+
+    Raises:
+        ConfigError: they pass 64 KiB, or some value could not be read back.
+    """
+    raw = _to_bytes(record)
+    what = f"record {record.seq}"
+    if len(raw) > MAX_RECORD_BYTES:
+        message = f"{what} would take {len(raw)} bytes; at most {MAX_RECORD_BYTES} are allowed"
+        raise ConfigError(message, operation="publish")
+    try:
+        return decode_record(raw, run_uid=record.run_uid, seq=record.seq, what=what)
+    except CorruptionError as error:
+        message = f"{error}: it would not be readable, so it is not written"
+        raise ConfigError(message, operation="publish") from error
+
+
+def room_for_sets(record: Record) -> int:
+    """Return how many bytes of a record file are left for its two sets of rows."""
+    return MAX_RECORD_BYTES - len(_to_bytes(msgspec.structs.replace(record, live=(), retired=())))
+
+
+def _to_bytes(record: Record) -> bytes:
     wire = {
         **record.extra,
         "format": FORMAT,
@@ -238,11 +291,11 @@ def encode_record(record: Record) -> Record:
     }
     if record.run is not None:
         wire["run"] = record.run
-    raw = sign(canonical(wire))
-    if len(raw) > MAX_RECORD_BYTES:
-        message = f"record {record.seq} would take {len(raw)} bytes; at most {MAX_RECORD_BYTES} are allowed"
-        raise ConfigError(message, operation="publish")
-    return msgspec.structs.replace(record, raw=raw)
+    try:
+        return sign(canonical(wire))
+    except (TypeError, ValueError, RecursionError) as error:
+        message = f"record {record.seq} holds what JSON can't hold: {error}"
+        raise ConfigError(message, operation="publish") from error
 
 
 def decode_record(raw: bytes, *, run_uid: str, seq: int, what: str) -> Record:
@@ -264,8 +317,9 @@ def decode_record(raw: bytes, *, run_uid: str, seq: int, what: str) -> Record:
     if (run_uid and wire.run_uid != run_uid) or wire.seq != seq or not 0 <= wire.epoch <= seq:
         message = f"{what} holds record {wire.seq} of run {wire.run_uid[:40]}: it is a copy from another place"
         raise CorruptionError(message, key=what)
-    if not isinstance(wire.change.get("kind"), str) or (wire.prev is None) != (seq == 0):
-        message = f"{what} is not valid: no kind of change, or no predecessor"
+    kind = wire.change.get("kind")
+    if not isinstance(kind, str) or (wire.prev is None) != (seq == 0) or (kind == "claim") != (wire.epoch == seq):
+        message = f"{what} is not valid: its change {kind!r:.40} contradicts epoch {wire.epoch} or its predecessor"
         raise CorruptionError(message, key=what)
     return Record(
         run_uid=wire.run_uid,
@@ -276,8 +330,8 @@ def decode_record(raw: bytes, *, run_uid: str, seq: int, what: str) -> Record:
         writer=wire.writer,
         time=wire.time,
         change=wire.change,
-        live=_set_from_json(wire.live, what),
-        retired=_set_from_json(wire.retired, what),
+        live=_set_from_json(wire.live, wire, what),
+        retired=_set_from_json(wire.retired, wire, what),
         resume_from=None if wire.resume_from is None else row_from_json(wire.resume_from, what),
         keep=wire.keep,
         requires=tuple(wire.requires),
@@ -294,7 +348,8 @@ def refuse_newer(found: dict[str, Any], name: str, version: int, what: str) -> N
         raise CorruptionError(message, key=what)
     wanted = found.get("version")
     requires = found.get("requires", [])
-    unknown = [item for item in requires if item not in KNOWN_FEATURES] if isinstance(requires, list) else [requires]
+    wants = requires if isinstance(requires, list) else [requires]
+    unknown = [item for item in wants if not (isinstance(item, str) and item in KNOWN_FEATURES)]
     if unknown or not isinstance(wanted, int) or wanted > version:
         message = (
             f"{what} was written by a newer ckptstore (format {wanted!r}, needs {unknown}); "
@@ -313,11 +368,16 @@ def _set_to_json(rows: RowSet) -> object:
     return [row_to_json(row) for row in rows]
 
 
-def _set_from_json(value: list[Any] | dict[str, Any], what: str) -> RowSet:
+def _set_from_json(value: list[Any] | dict[str, Any], wire: _Wire, what: str) -> RowSet:
     if isinstance(value, list):
-        return decode_rows(value, what)
+        rows = decode_rows(value, what)
+        if rows and rows[-1].seq > wire.seq:
+            message = f"{what} lists checkpoint {rows[-1].seq}, which is newer than itself"
+            raise CorruptionError(message, key=what)
+        return rows
     base = convert(value.get("base"), BaseRef, what)
-    if not _BASE.match(base.key) or base.size < 0:
+    match = _BASE.match(base.key)
+    if match is None or match[1] != wire.run_uid[:8] or int(match[2]) > wire.seq or base.size < 0:
         message = f"{what}: {base.key[:200]!r} can't be the base of a set of rows"
         raise CorruptionError(message, key=what)
     return Based(

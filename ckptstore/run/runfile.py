@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ckptstore.errors import ConfigError, CorruptionError, NotFoundError
-from ckptstore.run.layout import RUN_KEY, Layout
+from ckptstore.run.layout import RUN_KEY, Layout, journal_of
 from ckptstore.run.records import decode_record, refuse_newer
 from ckptstore.run.strict_json import canonical, read_json, sign, unsign
 from ckptstore.store import MAX_RECORD_BYTES, Conflict
@@ -56,7 +56,8 @@ def find_run(store: CheckpointStore) -> RunInfo | None:
         reason, damaged = "is absent", False
     except CorruptionError as error:
         reason, damaged = f"is damaged ({error})", True
-    folders = _journals(store)
+    # Every key, since nothing says that a listing comes in order; only a new or a damaged run is listed at all.
+    folders = sorted({folder for info in store.list("journal/") if (folder := journal_of(info.key)) is not None})
     if len(folders) > 1:
         message = (
             f"{store.url}: RUN.json {reason} and there are the journals of several runs ({', '.join(folders)}): "
@@ -92,9 +93,10 @@ def create_run(store: CheckpointStore, *, clock: Clock, ids: IdSource) -> RunInf
     return _decode(outcome.record if isinstance(outcome, Conflict) else body)
 
 
-def restore_run_file(store: CheckpointStore, run: RunInfo) -> None:
-    """Write a lost RUN.json again, byte for byte as it was."""
+def restore_run_file(store: CheckpointStore, run: RunInfo) -> RunInfo:
+    """Write a lost RUN.json again, byte for byte as it was, and return the run as it then is."""
     store.put(RUN_KEY, sign(canonical(run.file)))
+    return msgspec.structs.replace(run, lost=False)
 
 
 def _decode(body: bytes) -> RunInfo:
@@ -105,20 +107,6 @@ def _decode(body: bytes) -> RunInfo:
         message = f"{RUN_KEY}: run_uid {run_uid!r:.80} is not 32 hexadecimal characters"
         raise CorruptionError(message, key=RUN_KEY)
     return RunInfo(run_uid=run_uid, file=file)
-
-
-def _journals(store: CheckpointStore) -> list[str]:
-    """Return the folders below journal/, up to two, without listing the records in them."""
-    found: list[str] = []
-    after: str | None = None
-    while len(found) < 2:  # noqa: PLR2004 - two are enough to know that there are several
-        first = next(iter(store.list("journal/", after=after)), None)
-        if first is None:
-            break
-        folder = first.key.split("/")[1]
-        found.append(folder)
-        after = f"journal/{folder}0"  # "0" is the character after "/": past everything in that folder
-    return found
 
 
 def _from_journal(store: CheckpointStore, folder: str) -> RunInfo:

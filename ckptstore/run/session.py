@@ -3,27 +3,32 @@
 A claim at head+1 makes this process the owner; its number is the epoch. Every commit is derived from the head it is
 published on. Losing the race for a number means reading what won: a newer claim ends this session for good, anything
 else of our own epoch is an operator's record, and the commit is derived again on top of it. A number whose outcome is
-unknown is settled before anything else is planned; nothing moves past it.
+unknown is settled before anything else is planned; nothing moves past it. A damaged number may have been a claim, so
+nothing but a claim follows it.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
 from ckptstore.errors import (
     AlreadyExistsError,
+    CkptStoreError,
     ConfigError,
     ConflictError,
+    CorruptionError,
     FencedError,
     UnavailableError,
 )
 from ckptstore.run import changes
 from ckptstore.run.alive import Pulse, owner_of
-from ckptstore.run.identity import describe, this_process
+from ckptstore.run.identity import describe, from_record, this_process
 from ckptstore.run.journal import Draft, Head, Journal, Pending
 from ckptstore.run.layout import attempt_name
 from ckptstore.run.records import Row, check_row
@@ -32,13 +37,16 @@ from ckptstore.seams import SYSTEM_CLOCK, SYSTEM_IDS
 from ckptstore.store import Published
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from ckptstore.run.records import ManifestRef
     from ckptstore.seams import Clock, IdSource
     from ckptstore.store import CheckpointStore
 
 __all__ = ["Attempt", "Lost", "Session", "open_session", "release"]
+
+_LOG = logging.getLogger(__name__)
+_KEEP_BYTES = 1024
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +66,8 @@ class Lost(msgspec.Struct, frozen=True, kw_only=True):
 
 class Session:
     """The writer of this process on one run. Thread-safe: publishes are serial.
+
+    Once it has learned of a newer claim every method raises FencedError, for good.
 
     Attributes:
         epoch: Our claim's number; -1 before the first claim.
@@ -108,18 +118,15 @@ class Session:
 
     def refresh(self) -> Head:
         """Return the newest head. Before the run exists: an empty one. An unknown number is settled first."""
-        self._check_process()
-        with self._lock:
+        with self._serial():
             if self._journal is None:
                 run = find_run(self.store)
                 if run is None:
                     return Head()
                 self._adopt(run)
             self._settle()
-            if self._head is not None and self.owns:
-                self._head = self.journal.forward(self._head)
-            else:
-                self._head = self.journal.head()
+            self._head = self._newest()
+            self._fence(self._head)
             return self._head
 
     # ── owning ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -137,7 +144,8 @@ class Session:
         """Take the run at the number after *head*: this is the restore decision.
 
         Args:
-            head: What the decision was made on; if it is no longer the head the claim is lost.
+            head: What the decision was made on; if it is no longer the head the claim is lost. It may be damaged: a
+                claim is what repairs that.
             resume_from: The checkpoint to go on from; None starts anew.
             branch: Where the present branch was started, or None.
             reason: Why the run may be taken.
@@ -146,16 +154,21 @@ class Session:
 
         Returns:
             The head with our claim on top, or Lost with the newer head to decide on.
+
+        Raises:
+            FencedError: this session owned the run, and a newer claim took it.
+            OutcomeUnknownError: the claim may be there; the next call of this session finds out first.
         """
-        self._check_process()
-        with self._lock:
+        if keep is not None and len(keep.encode()) > _KEEP_BYTES:
+            message = f"the retention policy takes more than {_KEEP_BYTES} bytes: {keep!r:.80}"
+            raise ConfigError(message)
+        with self._serial():
+            self._settle()
             if self._journal is None:
                 self._adopt(create_run(self.store, clock=self._clock, ids=self._ids))
                 head = self.journal.head()
                 if head.seq >= 0:
                     return Lost(head=head)
-            elif self.journal.run.lost:
-                restore_run_file(self.store, self.journal.run)
             if self._pulse is None:
                 self._pulse = Pulse(self.journal, self.me)
                 self._pulse.start()  # before the claim: whoever sees the claim finds a sign of life
@@ -171,29 +184,41 @@ class Session:
                 fields["keep"] = keep
             change = changes.claim(resume_from=resume_from, **fields)
             number = head.seq + 1
+            newer = head
 
             def derive(now: Head) -> Draft | None:
+                nonlocal newer
+                newer = now
                 return Draft(change=change, epoch=None) if now.seq + 1 == number else None
 
-            self._settle()
             claimed = self._append(head, derive)
             if claimed is None:
-                return Lost(head=self.journal.head())
-            self._head, self.epoch, self._fenced = claimed, claimed.seq, None
+                return Lost(head=newer)
+            self._head = claimed
+            self.epoch = claimed.seq
+            self._pending = None
             self.journal.hint(claimed)
+            if fields["exclusive"] != "atomic":
+                _LOG.warning(
+                    "%s can't create a record exclusively: single-writer mode, in which a second writer is not fenced "
+                    "and would do damage",
+                    self.store.url,
+                )
+            self._restore_run_file()
             self._note_damage(head)
             return self._head
 
     def mint(self, step: int) -> Attempt:
-        """Return a new attempt under our claim."""
-        self._check_owner()
+        """Return a new attempt under our claim; FencedError or ConflictError if there is none."""
+        with self._serial():
+            self._check_owner()
         name = attempt_name(step, self.epoch, self._ids.new_id()[:20])
         return Attempt(name=name, step=step, epoch=self.epoch, prefix=self.journal.layout.attempt(name))
 
     def tip(self) -> Row | None:
         """Return the newest checkpoint of our lineage, as far as this session knows."""
-        with self._lock:
-            found = [] if self._head is None else changes.lineage(self._head.state)
+        head = self._head
+        found = [] if head is None else changes.lineage(head.state)
         return found[0] if found else None
 
     def commit(
@@ -212,8 +237,8 @@ class Session:
             FencedError: a newer claim owns the run; the attempt is not, and never will be, a checkpoint.
             AlreadyExistsError: the lineage has reached the step by other means.
             OutcomeUnknownError: it may be one; the next call of this session finds out first.
+            CorruptionError: the journal's newest record is damaged: claim the run anew.
         """
-        self._check_owner()
 
         def derive(head: Head) -> Draft:
             if attempt.epoch != self.epoch:
@@ -262,23 +287,22 @@ class Session:
     # ── the machinery ────────────────────────────────────────────────────────────────────────────────────────────
 
     def _publish(self, derive: Callable[[Head], Draft | None]) -> Head | None:
-        with self._lock:
+        with self._serial():
             self._check_owner()
             self._settle()
             assert self._head is not None
-            head = self._append(self._head, self._unless_fenced(derive))
+
+            def owned(head: Head) -> Draft | None:
+                self._head = head
+                self._check_head(head)
+                return derive(head)
+
+            head = self._append(self._head, owned)
             if head is not None:
                 self._head = head
+                self._pending = None
                 self.journal.hint(head)
             return head
-
-    def _unless_fenced(self, derive: Callable[[Head], Draft | None]) -> Callable[[Head], Draft | None]:
-        def checked(head: Head) -> Draft | None:
-            self._head = head
-            self._fence(head)
-            return derive(head)
-
-        return checked
 
     def _append(self, head: Head, derive: Callable[[Head], Draft | None]) -> Head | None:
         return self.journal.append(
@@ -287,6 +311,7 @@ class Session:
             write_id=self._ids.new_id(),
             writer=msgspec.to_builtins(self.me),
             on_publish=self._expect,
+            watch=self._meet,
         )
 
     def _expect(self, pending: Pending | None) -> None:
@@ -302,27 +327,75 @@ class Session:
         if pending is None:
             return
         outcome = self.journal.publish(pending.record)  # raises OutcomeUnknownError again while it can't be known
-        self._pending = None
-        if isinstance(outcome, Published) and pending.record.kind == "claim" and pending.seq > self.epoch:
-            self.epoch, self._fenced = pending.seq, None
-        assert self._head is not None or pending.record.kind == "claim"
-        if isinstance(outcome, Published) or self._head is not None:
-            self._head = self.journal.head()
-            self._fence(self._head)
+        head = self._newest()
+        if head.seq < pending.seq:
+            message = f"{self.journal.layout.record(pending.seq)} is taken but reads as absent: the store hides it"
+            raise UnavailableError(message, operation="publish", key=self.journal.layout.record(pending.seq))
+        if isinstance(outcome, Published) and pending.record.kind == "claim":
+            self.epoch = pending.seq
+        self._head = head
+        self._pending = None  # last: until all of this is known, it is asked again
+        self._fence(head)
+
+    def _newest(self) -> Head:
+        if self._head is None or not self.owns:
+            return self.journal.head()
+        return self.journal.forward(self._head, self._meet)
+
+    def _meet(self, head: Head) -> None:
+        """Judge one record that was there before ours: only this session claims and commits under our epoch."""
+        record = head.record
+        if record is None or head.damaged or record.epoch != self.epoch or record.kind not in ("claim", "commit"):
+            return
+        if record.writer.get("id") != self.me.id:
+            self._stop(
+                f"{self.store.url}: record {record.seq} is a {record.kind} by {describe(from_record(record.writer))} "
+                f"under our own claim {self.epoch}: this store lets two writers win one number, so no one is safe here"
+            )
 
     def _fence(self, head: Head) -> None:
-        if head.state.epoch > self.epoch >= 0:
+        """Stop for good if a newer claim owns the run."""
+        if not head.state.epoch > self.epoch >= 0:
+            return
+        who = "another writer"
+        try:
             owner = owner_of(self.journal, head)
-            who = "another writer" if owner is None else describe(owner)
+        except CkptStoreError:  # the name is for people; that it is over does not depend on it
+            owner = None
+        if owner is not None:
+            who = describe(owner)
+        self._stop(
+            f"{self.store.url}: {who} took this run over (claim {head.state.epoch} is newer than ours, "
+            f"{self.epoch}); this process must stop writing. What it had committed stays"
+        )
+
+    def _stop(self, message: str) -> NoReturn:
+        self._fenced = FencedError(message, operation="commit", key=self.store.url)
+        if self._pulse is not None:
+            self._pulse.stop()
+        raise self._fenced
+
+    def _check_head(self, head: Head) -> None:
+        """Raise unless a record of ours may follow *head*."""
+        self._fence(head)
+        if head.damaged:
+            key = self.journal.layout.record(head.damaged[-1].seq)
             message = (
-                f"{self.store.url}: {who} took this run over (claim {head.state.epoch} is newer than ours, "
-                f"{self.epoch}); this process must stop writing. What it had committed stays"
+                f"{key} is damaged ({head.damaged[-1].reason}) and may have been a claim: nothing is published after "
+                "it before resume() has claimed the run anew"
             )
-            self._fenced = FencedError(message, operation="commit", key=self.store.url)
-            raise self._fenced
+            raise CorruptionError(message, operation="commit", key=key)
         if head.state.epoch < self.epoch:
             message = f"{self.store.url}: our claim {self.epoch} is not in the journal: the store lost or hides it"
             raise UnavailableError(message, operation="commit", key=self.store.url)
+
+    def _restore_run_file(self) -> None:
+        if not self.journal.run.lost:
+            return
+        try:
+            self.journal.run = restore_run_file(self.store, self.journal.run)
+        except CkptStoreError:
+            _LOG.warning("%s: RUN.json is lost and could not be written again", self.store.url, exc_info=True)
 
     def _note_damage(self, head: Head) -> None:
         """Name damaged records in a note, so that people and gc know which numbers may have held a commit."""
@@ -336,24 +409,40 @@ class Session:
         self._journal = Journal(self.store, run, clock=self._clock, ids=self._ids)
 
     def _check_owner(self) -> None:
-        self._check_process()
-        if self._fenced is not None:
-            raise FencedError(str(self._fenced), operation="commit", key=self.store.url) from self._fenced
         if self.epoch < 0:
             message = f"{self.store.url} is not claimed by this session"
             raise ConflictError(message, operation="commit", key=self.store.url)
 
-    def _check_process(self) -> None:
+    @contextmanager
+    def _serial(self) -> Iterator[None]:
+        """One caller at a time, none once the session is over, and none in a forked child.
+
+        The child is refused before it takes the lock: the thread that holds it may be one of the parent's.
+        """
         if os.getpid() != self.me.pid:
             message = (
                 f"this writer of {self.store.url} belongs to process {self.me.pid}; a forked child can't use it: "
                 "make a new CheckpointManager in the child, on its own URL"
             )
             raise ConfigError(message, key=self.store.url)
+        with self._lock:
+            if self._fenced is not None:
+                raise FencedError(str(self._fenced), operation="commit", key=self.store.url) from self._fenced
+            yield
 
 
 _shared: dict[str, Session] = {}
 _shared_lock = threading.Lock()
+
+
+def _forget_after_fork() -> None:
+    """In a forked child: the sessions are its parent's, and the lock may be held by a thread that is not here."""
+    global _shared_lock  # noqa: PLW0603 - replaced before the child runs anything else
+    _shared_lock = threading.Lock()
+    _shared.clear()
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)
 
 
 def open_session(store: CheckpointStore, *, anew: bool, job: str | None, restart: int | None = None) -> Session:
@@ -367,8 +456,7 @@ def open_session(store: CheckpointStore, *, anew: bool, job: str | None, restart
     """
     with _shared_lock:
         held = _shared.get(store.url)
-        # A session inherited over a fork is the parent's; a fenced one has stopped for good.
-        if held is None or anew or held.fenced or held.me.pid != os.getpid():
+        if held is None or anew or held.fenced:
             held = _shared[store.url] = Session(store, job=job, restart=restart)
         held.users += 1
         return held

@@ -1,14 +1,15 @@
 """How is JSON from a store read without trusting it?
 
-Strictly: duplicate keys, NaN and Infinity tokens, integers beyond 2^53, nesting deeper than 64 levels and oversized
-bodies are refused, so that two readers can never see two meanings in the same bytes. The standard library's parser is
-used because its hooks see duplicate keys; faster ones keep the last silently.
+Strictly: duplicate keys, NaN and Infinity tokens, numbers that overflow to infinity, integers beyond 2^53 and nesting
+deeper than 64 levels are refused, so that two readers can never see two meanings in the same bytes. The standard
+library's parser is used because its hooks see duplicate keys; faster ones keep the last silently.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -18,10 +19,10 @@ from ckptstore.errors import CorruptionError
 if TYPE_CHECKING:
     from typing import NoReturn
 
-__all__ = ["MAX_DEPTH", "canonical", "compact", "convert", "read_json", "sha256_hex", "sign", "unsign"]
+__all__ = ["MAX_DEPTH", "MAX_INT", "canonical", "compact", "convert", "read_json", "sha256_hex", "sign", "unsign"]
 
 MAX_DEPTH = 64
-_MAX_INT = 1 << 53
+MAX_INT = 1 << 53
 
 T = TypeVar("T")
 
@@ -75,8 +76,15 @@ def read_json(body: bytes, what: str) -> dict[str, Any]:
 
     def integer(text: str) -> int:
         value = int(text)
-        if not -_MAX_INT <= value <= _MAX_INT:
+        if not -MAX_INT <= value <= MAX_INT:
             message = f"the integer {text[:40]} is beyond 2^53"
+            raise ValueError(message)
+        return value
+
+    def real(text: str) -> float:
+        value = float(text)
+        if not math.isfinite(value):
+            message = f"the number {text[:40]} is too large"
             raise ValueError(message)
         return value
 
@@ -85,7 +93,13 @@ def read_json(body: bytes, what: str) -> dict[str, Any]:
         raise ValueError(message)
 
     try:
-        found = json.loads(body.decode("utf-8"), object_pairs_hook=pairs, parse_int=integer, parse_constant=constant)
+        found = json.loads(
+            body.decode("utf-8"),
+            object_pairs_hook=pairs,
+            parse_int=integer,
+            parse_float=real,
+            parse_constant=constant,
+        )
         _check_depth(found)
     except (ValueError, RecursionError) as error:
         message = f"{what} is not valid: {str(error)[:200]}"
@@ -106,13 +120,14 @@ def convert(value: object, kind: type[T], what: str) -> T:
 
 
 def _check_depth(value: object) -> None:
-    level: list[object] = [value]
-    for _ in range(MAX_DEPTH + 1):
+    level = [value]
+    for _ in range(MAX_DEPTH):
         level = [
             child
             for parent in level
             if isinstance(parent, dict | list)
             for child in (parent.values() if isinstance(parent, dict) else parent)
+            if isinstance(child, dict | list)
         ]
         if not level:
             return

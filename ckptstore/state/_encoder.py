@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
 Handler: TypeAlias = "Callable[[Any, str, int], Json]"
 
-MAX_LEVEL = 52
-"""The deepest JSON level at which a container's list may open. Its keys and leaves add up to nine, so that the tree
-stays within 61 and the manifest around it within 64."""
+MAX_LEVEL = 50
+"""The deepest JSON level at which a container's list may open. Keys and leaves in it add up to eight, so the tree stays
+within 58, and the manifest around it within 64."""
 
 FACTORIES: dict[Any, str | None] = {
     None: None,
@@ -205,7 +205,7 @@ class Encoder:
                 raise _refused(path, refused) from None
             raise _refused(path, refusal(value)) from None
 
-    def _named_tuple(self, value: Any, name: str, path: str, level: int) -> Json:  # noqa: ANN401
+    def _named_tuple(self, value: Any, name: str, path: str, level: int) -> Json:
         if getattr(value, "__dict__", None):
             raise _refused(path, _with_attributes(value))
         if len(value) != len(value._fields):
@@ -214,7 +214,7 @@ class Encoder:
         fields = dict(zip(value._fields, value, strict=True))
         return {"namedtuple": [name, *self._pairs(fields, path, level + 1)]}
 
-    def _dataclass(self, value: Any, name: str, path: str, level: int) -> Json:  # noqa: ANN401
+    def _dataclass(self, value: Any, name: str, path: str, level: int) -> Json:
         names = [field.name for field in dataclasses.fields(value)]
         if not getattr(value, "__dict__", {}).keys() <= set(names):
             raise _refused(path, _with_attributes(value))
@@ -303,7 +303,7 @@ class Encoder:
         self._made[id(tensor)] = tensor, node
         return node
 
-    def _array(self, array: Any, path: str, level: int) -> Json:  # noqa: ANN401, ARG002
+    def _array(self, array: Any, path: str, level: int) -> Json:  # noqa: ARG002
         made = self._made.get(id(array))
         if made is not None:
             return made[1]

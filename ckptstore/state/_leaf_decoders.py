@@ -11,9 +11,11 @@ import base64
 import decimal
 import importlib
 import math
+import re
 import struct
 import uuid
 from datetime import date, datetime, time, timedelta, timezone
+from enum import Flag
 from pathlib import PosixPath, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 
     from ckptstore.state._leaves import Json
 
+_TORCH_NAME = re.compile(r"[a-z][a-z0-9_]{0,40}(:[0-9]{1,3})?", re.ASCII)
+
 
 def malformed(what: str) -> CorruptionError:
     """The error for a tree that no encoder wrote."""
@@ -51,7 +55,10 @@ def parse_list(node: Json, what: str, n: int | None = None) -> list[Json]:
 def parse_text(node: Json, what: str) -> str:
     """The text that ``str`` wrote as *node*."""
     if type(node) is dict and node.keys() == {"str"} and type(node["str"]) is str:
-        return bytes.fromhex(node["str"]).decode("utf-8", "surrogatepass")
+        try:
+            return bytes.fromhex(node["str"]).decode("utf-8", "surrogatepass")
+        except ValueError as error:
+            raise malformed(what) from error
     if type(node) is not str:
         raise malformed(what)
     return node
@@ -60,7 +67,10 @@ def parse_text(node: Json, what: str) -> str:
 def parse_int(node: Json, what: str) -> int:
     """The integer that ``int`` wrote as *node*."""
     if type(node) is dict and node.keys() == {"int"} and type(node["int"]) is str:
-        return int(node["int"], 16)
+        try:
+            return int(node["int"], 16)
+        except ValueError as error:
+            raise malformed(what) from error
     if type(node) is not int or not -MAX_PLAIN_INT <= node <= MAX_PLAIN_INT:
         raise malformed(what)
     return node
@@ -68,7 +78,10 @@ def parse_int(node: Json, what: str) -> int:
 
 def _parse_float(node: Json, what: str) -> float:
     if type(node) is dict and node.keys() == {"float"} and type(node["float"]) is str:
-        value: float = struct.unpack(">d", bytes.fromhex(node["float"]))[0]
+        try:
+            value: float = struct.unpack(">d", bytes.fromhex(node["float"]))[0]
+        except (ValueError, struct.error) as error:
+            raise malformed(what) from error
         return value
     if type(node) is not float or not math.isfinite(node):
         raise malformed(what)
@@ -111,12 +124,25 @@ def _parse_enum(node: Json, what: str) -> object:
     name, member = parse_list(node, what, 2)
     cls: Any = registry.class_of(parse_text(name, what), "enum")
     # Not held against its encoding below: a class that was given a new name is still read under its old one.
-    return cls[member] if type(member) is str else cls(parse_int(member, what))
+    try:
+        value = cls[member] if type(member) is str else cls(parse_int(member, what))
+    except (KeyError, ValueError) as error:
+        message = f"the enum {cls.__module__}.{cls.__qualname__} registered here has no {member!r}, which was saved"
+        raise UnsupportedError(message, operation="load") from error
+    if type(member) is not str and not isinstance(value, Flag):
+        raise malformed(what)
+    return value
 
 
 def _parse_torch(name: str, kind: str) -> object:
     torch = import_optional("torch")
-    return torch.device(name) if kind == "device" else getattr(torch, name)
+    try:
+        return torch.device(name) if kind == "device" else getattr(torch, name)
+    except (AttributeError, RuntimeError) as error:
+        if _TORCH_NAME.fullmatch(name) is None:
+            raise
+        message = f"the state holds the {kind} {name!r}; torch {torch.__version__} has no {kind} {name!r}"
+        raise UnsupportedError(message, operation="load") from error
 
 
 def _parse_size(node: Json, what: str) -> object:
@@ -128,7 +154,7 @@ def _parse_numpy(node: Json, what: str) -> object:
     return import_optional("numpy").frombuffer(bytes.fromhex(parse_text(data, what)), numpy_dtype(dtype, what))[0]
 
 
-def numpy_dtype(node: Json, what: str) -> Any:  # noqa: ANN401  # numpy may be absent, so its types can't be named
+def numpy_dtype(node: Json, what: str) -> Any:  # numpy may be absent, so its types can't be named
     """The dtype that ``numpy_dtype_name`` wrote as *node*."""
     name = parse_text(node, what)
     if NUMPY_DTYPE.fullmatch(name) is None:
@@ -136,7 +162,7 @@ def numpy_dtype(node: Json, what: str) -> Any:  # noqa: ANN401  # numpy may be a
     return import_optional("numpy").dtype(name)
 
 
-def import_optional(name: str) -> Any:  # noqa: ANN401  # a module
+def import_optional(name: str) -> Any:  # a module
     """Import torch or numpy, wanted by a value of theirs in the file; UnsupportedError where it isn't installed."""
     try:
         return importlib.import_module(name)

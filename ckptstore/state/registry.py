@@ -90,8 +90,8 @@ def class_of(name: str, kind: Kind) -> type:
     cls = _classes.get(name)
     if cls is None or kind_of(cls) != kind:
         message = (
-            f"the checkpoint holds a value of the {kind} {name!r}, which isn't registered here; "
-            f"call ckptstore.register_type(<the class>, {name!r}) before loading"
+            f"the checkpoint holds a value of the {kind} {name[:200]!r}, which isn't registered here; "
+            f"call ckptstore.register_type(<the class>, {name[:200]!r}) before loading"
         )
         raise UnsupportedError(message, operation="load")
     return cls

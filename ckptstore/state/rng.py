@@ -91,16 +91,16 @@ def _for_torch(
     return partial(set_state, host)
 
 
-def _check_python(state: Any) -> None:  # noqa: ANN401  # whatever was stored
+def _check_python(state: Any) -> None:  # whatever was stored
     random.Random().setstate(state)  # noqa: S311  # a trial run, nothing is drawn
     if state[2] is not None and type(state[2]) is not float:
         message = "its pending Gaussian isn't a number"  # Python itself doesn't look
         raise TypeError(message)
 
 
-def _for_numpy(state: Any, setters: list[Callable[[], object]]) -> list[str]:  # noqa: ANN401  # whatever was stored
+def _for_numpy(state: Any, setters: list[Callable[[], object]]) -> list[str]:  # whatever was stored
     try:
-        from numpy import random as numpy_random  # noqa: PLC0415  # only a state of numpy's asks for numpy
+        from numpy import random as numpy_random  # only a state of numpy's asks for numpy
     except ImportError:
         return ["numpy's generator state: numpy isn't installed here"]
     saved, kind = state["bit_generator"], numpy_random.get_state(legacy=False)["bit_generator"]  # noqa: NPY002
@@ -114,7 +114,7 @@ def _for_numpy(state: Any, setters: list[Callable[[], object]]) -> list[str]:  #
     return []
 
 
-def _for_devices(name: str, module: Any, states: Any, setters: list[Callable[[], object]]) -> list[str]:  # noqa: ANN401
+def _for_devices(name: str, module: Any, states: Any, setters: list[Callable[[], object]]) -> list[str]:
     n_devices = module.device_count()
     for index, state in enumerate(states[:n_devices]):
         device = f"{name}:{index}"

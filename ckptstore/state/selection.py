@@ -8,18 +8,21 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from ckptstore.state.paths import component
 from ckptstore.state._leaf_decoders import decode_key
+from ckptstore.state.paths import component
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ckptstore.state._leaves import Json
 
-__all__ = ["children", "find", "matches", "prune", "references"]
+__all__ = ["children", "choices", "find", "matches", "prune", "references", "tensor_name"]
 
 _TENSOR_TAGS = ("tensor", "tensor+grad", "parameter", "parameter+grad")
-_PAIRS_FROM = {"dict": 0, "OrderedDict": 0, "Counter": 0, "state_dict": 1, "defaultdict": 1}
+# Where the keys and values of a container begin; the others are rebuilt from all of their parts or not at all.
+_DICTS = {"dict": 0, "OrderedDict": 0, "Counter": 0, "state_dict": 1, "defaultdict": 1}
+_PAIRS_FROM = {**_DICTS, "SimpleNamespace": 0, "Namespace": 0, "dataclass": 1, "namedtuple": 1}
+_ITEMS_FROM = {"tuple": 0, "deque": 1}
 
 
 def references(tree: Json) -> dict[str, str]:
@@ -50,8 +53,8 @@ def children(node: Json) -> Iterator[tuple[str, Json]]:
         for tag, content in node.items():
             if not isinstance(content, list):
                 continue
-            if tag == "tuple":
-                yield from children(content)
+            if tag in _ITEMS_FROM:
+                yield from children(content[_ITEMS_FROM[tag] :])
             elif tag in _PAIRS_FROM:
                 pairs = content[_PAIRS_FROM[tag] :]
                 yield from (
@@ -59,11 +62,28 @@ def children(node: Json) -> Iterator[tuple[str, Json]]:
                 )
 
 
+def choices(node: Json, path: str) -> Iterator[str]:
+    """Yield the path of everything in *node*, which stands at *path*, that can be chosen alone, itself first."""
+    yield path
+    if isinstance(node, dict) and not _DICTS.keys().isdisjoint(node):
+        for part, child in children(node):
+            yield from choices(child, f"{path}/{part}")
+
+
 def find(tree: Json, path: str) -> Json:
     """Return the tree at *path* below *tree*; KeyError if there is none."""
     for part in path.split("/") if path else ():
         tree = dict(children(tree))[part]
     return tree
+
+
+def tensor_name(node: Json) -> str | None:
+    """Return the name of the dense tensor that *node* is, or None if it is something else."""
+    if isinstance(node, dict) and len(node) == 1:
+        ((tag, content),) = node.items()
+        if tag in _TENSOR_TAGS and isinstance(content, str):
+            return content
+    return None
 
 
 def matches(path: str, patterns: Sequence[str]) -> bool:
@@ -80,9 +100,9 @@ def prune(tree: Json, path: str, keep: Callable[[str], bool], drop: Callable[[st
         return []
     kept = keep(path)
     tag = next(iter(tree)) if isinstance(tree, dict) and len(tree) == 1 else ""
-    if tag not in _PAIRS_FROM or not isinstance(tree, dict) or not isinstance(content := tree[tag], list):
+    if tag not in _DICTS or not isinstance(tree, dict) or not isinstance(content := tree[tag], list):
         return [tree] if kept else []
-    start = _PAIRS_FROM[tag]
+    start = _DICTS[tag]
     pairs: list[Json] = content[:start]
     for key, (part, child) in zip(content[start::2], children(tree), strict=False):
         for left in prune(child, f"{path}/{part}", (lambda _: True) if kept else keep, drop):

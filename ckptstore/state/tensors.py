@@ -88,7 +88,7 @@ def empty(spec: TensorSpec) -> torch.Tensor:
     if dtype is None:
         message = f"tensor {spec.name}: torch {torch.__version__} has no dtype {spec.dtype}; use a newer torch"
         raise UnsupportedError(message, operation="load", key=spec.name)
-    if dtype is torch.complex32:  # asked for directly, torch warns that not all operators know it: bytes are all we need
+    if dtype is torch.complex32:  # asked for directly, torch warns of missing operators; bytes are all that is needed
         return torch.empty(spec.n_bytes, dtype=torch.uint8).view(dtype).view(spec.shape)
     return torch.empty(spec.shape, dtype=dtype)
 

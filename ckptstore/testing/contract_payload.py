@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import mmap
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -60,6 +61,24 @@ class PayloadContract:
             staging[:] = b"\xee" * part_bytes
         writer.finish()
         assert subject.raw.read(KEY) == body
+
+    @must("parts from page-aligned memory, which a store may write past the page cache, make up the same object")
+    def test_aligned_memory_is_stored_like_any_other(self, subject: Subject) -> None:
+        part_bytes = _part_sizes(subject.store)[0]
+        for tail in (0, 1, 4095, 4096, 4097, part_bytes - 1):
+            body = _pattern(2 * part_bytes + tail)
+            key = f"data/{tail}"
+            with mmap.mmap(-1, len(body)) as staging, memoryview(staging) as image:
+                image[:] = body
+                writer = subject.store.create(key, len(body), part_bytes)
+                for offset in range(0, len(body), part_bytes):
+                    with image[offset : offset + part_bytes] as part:
+                        writer.write(offset, part)
+                writer.finish()
+                assert subject.raw.read(key) == body
+                image[:] = bytes(len(body))
+                subject.store.read_into(key, 0, image)
+                assert image == body
 
     @must("a finished object is listed and read by another store object at once")
     def test_a_finished_object_is_seen_at_once(self, subject: Subject) -> None:

@@ -1,9 +1,9 @@
 """Does a state, and the step that led to it, keep the invariants of PROTOCOL 12?
 
-What is checked here is derived from the journal by replaying it from record 0, with none of the code by which the actors
-plan their records; a rule that is wrong in both places would have to be written wrongly twice. Some invariants bite at
-the moment an actor draws a conclusion and are asserted there: I2 and I7 and I22 in ``writer``, I6 in ``world.read_head``,
-I12 and I13 in ``others``.
+What is checked here is derived from the journal by replaying it from record 0, with none of the code by which the
+actors plan their records; a rule that is wrong in both places would have to be written wrongly twice. Some invariants
+bite at the moment an actor draws a conclusion and are asserted there: I2, I5, I7 and I22 in ``writer``, I6 in
+``world.read_head``, I12 and I13 in ``others``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from ckptstore.testing.model.others import collectable
 from ckptstore.testing.model.records import NONE, Record, Row, follow
-from ckptstore.testing.model.world import Rules, ViolationError, World, holds
+from ckptstore.testing.model.world import Rules, ViolationError, World
 
 __all__ = ["CHECKED", "check_state", "check_step"]
 
@@ -25,14 +25,14 @@ CHECKED: dict[str, str] = {
     "I5": "epochs: a claim's is its number, any other record's is that of the record before",
     "I6": "a read of the head gives the newest record",
     "I7": "Published iff the record is ours, Conflict iff it is another's; no write id at two numbers",
-    "I8": "going forward from any hint gives the same head",
+    "I8": "going forward from any hint gives the same head (so it falls with I4 at the latest)",
     "I9": "a row's manifest exists only while its payload does",
     "I10": "a live row's files are all there, and so are those of an attempt whose writer does not know its outcome",
-    "I11": "a retirement leaves the lineage its floor, spares tags, what the run resumed from, and a predecessor's rows",
+    "I11": "a retirement leaves the lineage its floor; it spares tags, resume_from and what a fresh branch left",
     "I12": "a reader whose pin was validated reads to the end",
     "I13": "gc deletes dead attempts only; after one more claim nothing unreferenced would remain",
     "I14": "a claim never resumes an older row or nothing where a newer one of the lineage exists",
-    "I15": "a claim resumes the newest commit of the lineage that the claim before it named, or what its caller asked for",
+    "I15": "a claim resumes the newest commit of the lineage of the claim before it, or what its caller asked for",
     "I21": "each record is its one change applied to the record before",
     "I22": "a writer is fenced only when a newer claim exists",
 }
@@ -43,7 +43,7 @@ _Journal: TypeAlias = tuple[Record | None, ...]
 
 def _require(invariant: str, fact: bool, text: str) -> None:
     if not fact:
-        raise ViolationError(invariant, text)
+        raise ViolationError(text, invariant)
 
 
 def check_step(before: World, after: World, rules: Rules) -> None:
@@ -56,7 +56,8 @@ def check_step(before: World, after: World, rules: Rules) -> None:
         there = after.journal[seq] if seq < len(after.journal) else None
         fine = there is None or there.write_id == write_id
         _require("I3", fine, f"number {seq} showed {write_id} and now shows {there and there.write_id}")
-    _require("I4", None not in after.journal, f"record {after.journal.index(None) if None in after.journal else 0} is missing")
+    missing = [seq for seq, body in enumerate(after.journal) if body is None]
+    _require("I4", not missing, f"records {missing} are missing")
     if len(after.journal) > len(before.journal):
         _check_journal(after.journal, rules.profile.keep_last)
     for new, prev in zip(after.journal[len(before.journal) :], after.journal[len(before.journal) - 1 :], strict=False):
@@ -74,24 +75,17 @@ def check_state(world: World, rules: Rules) -> None:
         return
     for row in head.live:
         for key, kind, content in world.data:
-            _require("I1", key != row.key or content == row.attempt, f"{kind} of row {row.seq} holds bytes of {content}")
+            fine = key != row.key or content == row.attempt
+            _require("I1", fine, f"{kind} of row {row.seq} holds the bytes of {content}")
+    there = {item[:2] for item in world.data}
     for row in head.live + head.retired:
-        has_manifest = (row.key, "manifest", row.attempt) in world.data
-        has_payload = (row.key, "payload", row.attempt) in world.data
-        _require("I9", has_payload or not has_manifest, f"row {row.seq} has a manifest and no payload")
-    for row in head.live:
-        _require("I10", holds(world, row), f"row {row.seq} is live and its files are not all there")
-    for writer in world.writers:
-        for body in writer.unknown:
-            mine = body.change.row
-            fine = mine is None or holds(world, mine) or _has(world.journal, body)
-            _require("I10", fine, f"the outcome of {body.write_id} is unknown and its files are gone")
+        fine = (row.key, "payload") in there or (row.key, "manifest") not in there
+        _require("I9", fine, f"row {row.seq} has a manifest and no payload")
+    unsettled = [body for writer in world.writers for body in writer.unknown if body.seq >= len(world.journal)]
+    for row in head.live + tuple(body.change.row for body in unsettled if body.change.row is not None):
+        whole = {(row.key, "payload"), (row.key, "manifest")} <= there
+        _require("I10", whole, f"row {row.seq} is live, or its outcome unknown, and its files are not all there")
     _no_leftovers(world, head, rules)
-
-
-def _has(journal: _Journal, body: Record) -> bool:
-    """Tell whether the number of *body* is taken: then its outcome can be known."""
-    return body.seq < len(journal)
 
 
 def _no_leftovers(world: World, head: Record, rules: Rules) -> None:
@@ -190,7 +184,7 @@ def _check_claim(past: _Past, before: Record | None, new: Record) -> None:
     elif got != past.latest:
         older = got == NONE or got in past.line()
         text = f"claim {new.seq} resumes row {got}, the newest of the lineage is {past.latest}"
-        raise ViolationError("I15" if word == "step" or not older else "I14", text)
+        raise ViolationError(text, "I15" if word == "step" or not older else "I14")
     branch = NONE if word == "fresh" or before is None else asked if word == "step" else before.branch
     _require("I15", new.branch == branch, f"claim {new.seq} loses the branch at {branch}")
 
@@ -214,7 +208,8 @@ def _check_retire(past: _Past, new: Record, keep_last: int) -> None:
 
 def _check_change(past: _Past, before: Record | None, new: Record) -> None:
     change = new.change
-    _require("I21", new.prev == (before.write_id if before else None), f"record {new.seq} was derived from another head")
+    chained = new.prev == (before.write_id if before else None)
+    _require("I21", chained, f"record {new.seq} was derived from another head")
     live = {row.seq: row for row in before.live} if before else {}
     retired = {row.seq for row in before.retired} if before else set()
     resume_from = before.resume_from if before else NONE

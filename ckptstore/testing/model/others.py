@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ckptstore.testing.model.plans import known_record, plan_operator
 from ckptstore.testing.model.records import Attempt, Record, Row, row_of
@@ -21,6 +21,9 @@ from ckptstore.testing.model.world import (
     read_head,
 )
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 __all__ = ["collectable", "collector_steps", "operator_steps", "reader_steps"]
 
 
@@ -34,12 +37,11 @@ def operator_steps(world: World, rules: Rules) -> Iterator[Step]:
             for row in head.live:
                 if plan_operator(head, 0, verb, row.seq, rules) is not None:
                     ready = Operator("ready", operator.used + 1, verb, row.seq, known)
-                    yield f"operator: reads, will {verb}", f"row {row.seq}, head {known}", world._replace(operator=ready)
+                    detail = f"row {row.seq}, head {known}"
+                    yield f"operator: reads, will {verb}", detail, world._replace(operator=ready)
     done = Operator(used=operator.used)
     if operator.pc == "ready":
-        body = plan_operator(
-            known_record(world, operator.known), operator.used, operator.verb, operator.target, rules
-        )
+        body = plan_operator(known_record(world, operator.known), operator.used, operator.verb, operator.target, rules)
         if body is None:
             yield "operator: command is void now", "", world._replace(operator=done)
         else:
@@ -95,7 +97,8 @@ def collector_steps(world: World, rules: Rules) -> Iterator[Step]:
         if rules.bug == "pins listed before the retire":
             for row in head.live:
                 if not _pinned(world, row):
-                    yield "collector: lists pins early", f"row {row.seq}", world._replace(collector=Collector("early", row))
+                    listed = world._replace(collector=Collector("early", row))
+                    yield "collector: lists pins early", f"row {row.seq}", listed
         for key in sorted({item[0] for item in world.data}):
             if collectable(world, head, key, rules):
                 chosen = world._replace(collector=Collector("dead", key=key))
@@ -118,7 +121,8 @@ def _delete_row(world: World, pc: str, row: Row, rules: Rules) -> Iterator[Step]
         else:
             yield "collector: finds no pin", detail, world._replace(collector=Collector("unpinned", row))
     elif pc == "unpinned":
-        yield f"collector: deletes {first}", detail, discard(world, row.key, first)._replace(collector=Collector("half", row))
+        after = discard(world, row.key, first)._replace(collector=Collector("half", row))
+        yield f"collector: deletes {first}", detail, after
     elif pc == "half":
         yield f"collector: deletes {last}", detail, discard(world, row.key, last)._replace(collector=Collector())
     else:  # the bug: the pins were listed before the retire was read
@@ -138,7 +142,7 @@ def _only_dead(world: World, key: Attempt) -> None:
     named = [row.seq for row in head.live + head.retired if row.key == key]
     if key[0] >= head.epoch or named:
         text = f"gc deletes attempt {key} at head {head.seq} of epoch {head.epoch}, named by rows {named}"
-        raise ViolationError("I13", text)
+        raise ViolationError(text, "I13")
 
 
 def reader_steps(world: World, rules: Rules) -> Iterator[Step]:
@@ -186,11 +190,11 @@ def _bare(world: World, row: Row, kind: str, then: str) -> Iterator[Step]:
     head = known_record(world, len(world.journal) - 1)
     if row_of(head, row.seq) is not None:
         text = f"a reader without a pin finds no {kind} of row {row.seq}, which is live"
-        raise ViolationError("I12", text)
+        raise ViolationError(text, "I12")
     yield f"reader: finds the {kind} gone, a clean error", f"row {row.seq}", world._replace(reader=gone)
 
 
 def _intact(world: World, row: Row) -> None:
     if not holds(world, row):
         text = f"a reader with a validated pin on row {row.seq} cannot read it any more"
-        raise ViolationError("I12", text)
+        raise ViolationError(text, "I12")

@@ -31,7 +31,7 @@ def known_record(world: World, seq: int) -> Record:
     body = world.journal[seq] if seq < len(world.journal) else None
     if body is None:
         text = f"record {seq} was read, and is gone or was never there"
-        raise ViolationError("I4", text)
+        raise ViolationError(text, "I4")
     return body
 
 
@@ -128,12 +128,7 @@ def plan_retire(world: World, who: int, rules: Rules) -> Record | None:
     """Plan the owner's retirement by policy, on the newest record known; None when there is nothing to drop."""
     writer = world.writers[who]
     head = known_record(world, writer.known)
-    targets = policy(
-        head,
-        rules.profile.keep_last,
-        guard_resume=rules.bug != "resume_from unprotected",
-        drop_foreign=rules.bug == "fresh branch drops predecessors",
-    )
+    targets = policy(head, rules.profile.keep_last, drop_foreign=rules.bug == "fresh branch drops predecessors")
     if rules.bug == "retention by step":
         newest = max(head.live, key=lambda row: row.step, default=None)
         targets = tuple(row.seq for row in head.live if row is not newest and may_retire(head, row, 1))
@@ -143,11 +138,11 @@ def plan_retire(world: World, who: int, rules: Rules) -> Record | None:
         return None
     # One body a number: no second retirement is planned while one at this number is Unknown.
     write_id: WriteId = ("retire", writer.epoch, who, head.seq + 1)
-    return _retirement(head, write_id, targets, "owner", _swept(world, head, rules), rules)
+    return _retirement(head, write_id, targets, rules, by="owner", retired=_swept(world, head, rules))
 
 
 def _retirement(
-    head: Record, write_id: WriteId, targets: tuple[int, ...], by: str, retired: tuple[Row, ...], rules: Rules
+    head: Record, write_id: WriteId, targets: tuple[int, ...], rules: Rules, *, by: str, retired: tuple[Row, ...]
 ) -> Record:
     live, resume_from = relinked(head, targets)
     if rules.bug == "retire leaves parents":
@@ -179,6 +174,7 @@ def plan_operator(head: Record, number: int, verb: str, target: int, rules: Rule
         return follow(head, write_id, Change("tag", (target,), verb), epoch=epoch, live=live)
     line = lineage(head)
     last_one = len(line) == 1 and row in line and rules.bug != "floor ignored"
-    if last_one or not may_retire(head, row, rules.profile.keep_last):
+    guard = rules.bug != "resume_from unprotected"
+    if last_one or not may_retire(head, row, rules.profile.keep_last, guard_resume=guard):
         return None
-    return _retirement(head, write_id, (target,), "operator", head.retired, rules)
+    return _retirement(head, write_id, (target,), rules, by="operator", retired=head.retired)

@@ -74,7 +74,7 @@ class Record:
 
 
 @cache
-def record(
+def record(  # noqa: PLR0917 - the arguments are the key of the cache
     seq: int,
     write_id: WriteId,
     prev: WriteId | None,
@@ -153,7 +153,7 @@ def may_retire(body: Record, row: Row, keep_last: int, *, guard_resume: bool = T
 
 
 @cache
-def policy(body: Record, keep_last: int, *, guard_resume: bool = True, drop_foreign: bool = False) -> tuple[int, ...]:
+def policy(body: Record, keep_last: int, *, drop_foreign: bool = False) -> tuple[int, ...]:
     """Choose what to retire under ``last=keep_last`` (PROTOCOL 9).
 
     Only lineage rows are counted. Rows that a rollback abandoned go once the new branch has keep_last commits. Rows
@@ -174,7 +174,5 @@ def policy(body: Record, keep_last: int, *, guard_resume: bool = True, drop_fore
     return tuple(
         row.seq
         for row in body.live
-        if row.seq not in keep
-        and (row.seq in on_line or abandoned(row))
-        and may_retire(body, row, keep_last, guard_resume=guard_resume)
+        if row.seq not in keep and (row.seq in on_line or abandoned(row)) and may_retire(body, row, keep_last)
     )

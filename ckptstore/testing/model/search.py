@@ -7,13 +7,17 @@ violation comes with a shortest trace, and an exhausted search is a proof within
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ckptstore.testing.model.invariants import check_state, check_step
 from ckptstore.testing.model.others import collector_steps, operator_steps, reader_steps
+from ckptstore.testing.model.profiles import BUGS
 from ckptstore.testing.model.world import Profile, Rules, Step, ViolationError, World, land
 from ckptstore.testing.model.writer import writer_steps
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = ["Found", "Report", "explore"]
 
@@ -64,6 +68,9 @@ def _steps(world: World, rules: Rules) -> Iterator[Step]:
 
 def explore(profile: Profile, *, bug: str = "", limit: int | None = None) -> Report:
     """Search *profile* breadth first, with the rule named *bug* broken, until done, a violation, or *limit* states."""
+    if bug and bug not in BUGS:
+        message = f"no such bug: {bug!r}; there are {sorted(BUGS)}"
+        raise ValueError(message)
     rules = Rules(profile, bug)
     origin = World()
     came_from: dict[World, tuple[World, str] | None] = {origin: None}

@@ -10,7 +10,7 @@ does not change in between. Everything else of the world may change between any 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ckptstore.testing.model.plans import key_of, known_record, plan_claim, plan_commit, plan_retire
 from ckptstore.testing.model.records import NONE, Attempt, Record, lineage
@@ -25,6 +25,9 @@ from ckptstore.testing.model.world import (
     read_head,
     store_object,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = ["writer_steps"]
 
@@ -49,7 +52,8 @@ def writer_steps(world: World, who: int, rules: Rules) -> Iterator[Step]:
     elif writer.pc in ("idle", "manifest"):
         if writer.unknown and _taken(world, writer.unknown[-1]):
             # Before planning any record: settle every Unknown number.
-            yield "settle: earlier number", f"{writer.unknown[-1].seq}", _read_forward(world, who, writer.unknown, rules)
+            settled = _read_forward(world, who, writer.unknown, rules)
+            yield "settle: earlier number", f"{writer.unknown[-1].seq}", settled
         elif writer.attempt is not None:
             yield from _commit(world, who, writer.attempt, rules)
         else:
@@ -57,7 +61,7 @@ def writer_steps(world: World, who: int, rules: Rules) -> Iterator[Step]:
 
 
 def _with(world: World, who: int, writer: Writer) -> World:
-    return world._replace(writers=world.writers[:who] + (writer,) + world.writers[who + 1 :])
+    return world._replace(writers=(*world.writers[:who], writer, *world.writers[who + 1 :]))
 
 
 def _stopped(writer: Writer) -> Writer:
@@ -126,9 +130,9 @@ def _idle(world: World, who: int, rules: Rules) -> Iterator[Step]:
         tip = line[0].step if line else 0
         steps = {tip + 1}
         # A caller who was told "unknown" may try that step again, or go on with the next.
-        for body in writer.unknown:
-            if body.change.row is not None:
-                steps |= {body.change.row.step, body.change.row.step + 1}
+        for late in writer.unknown:
+            if late.change.row is not None:
+                steps |= {late.change.row.step, late.change.row.step + 1}
         for step in sorted(steps):
             attempt = (writer.epoch, who, writer.minted)
             key = key_of(attempt, step, rules)
@@ -180,7 +184,8 @@ def _unknown(world: World, who: int, rules: Rules) -> Iterator[Step]:
     if rules.bug == "unknown rolled back" and kind == "commit" and there is body and body is world.journal[-1]:
         undone = world._replace(journal=world.journal[:-1], graves=((body.seq, body.write_id),))
         undone = undone._replace(flights=tuple(late for late in undone.flights if late is not body))
-        yield "commit: record deleted", str(body.seq), _with(undone, who, writer._replace(pc="idle", attempt=None, unknown=()))
+        back = writer._replace(pc="idle", attempt=None, step=NONE, unknown=())
+        yield "commit: record deleted", str(body.seq), _with(undone, who, back)
 
 
 def _learn(world: World, who: int, body: Record, what: str, rules: Rules) -> World:
@@ -189,12 +194,12 @@ def _learn(world: World, who: int, body: Record, what: str, rules: Rules) -> Wor
     if what == "published":
         if there is None or there.write_id != body.write_id:
             text = f"{'AB'[who]} concludes Published, but record {body.seq} is not its {body.write_id}"
-            raise ViolationError("I7", text)
-        return _published(world, who, body, rules)
+            raise ViolationError(text, "I7")
+        return _published(world, who, body)
     if what == "conflict":
         if there is None or there.write_id == body.write_id:
             text = f"{'AB'[who]} concludes Conflict, but record {body.seq} is its own {body.write_id}"
-            raise ViolationError("I7", text)
+            raise ViolationError(text, "I7")
         if body.change.kind != "claim":
             pending = (*(late for late in writer.unknown if late is not body), body)
             return _read_forward(world, who, pending, rules)
@@ -218,7 +223,7 @@ def _learn(world: World, who: int, body: Record, what: str, rules: Rules) -> Wor
     return _with(world, who, writer._replace(pc="unknown", unknown=unknown))
 
 
-def _published(world: World, who: int, body: Record, rules: Rules) -> World:
+def _published(world: World, who: int, body: Record) -> World:
     writer = world.writers[who]
     for late in writer.unknown:
         if late is not body:
@@ -239,7 +244,7 @@ def _tell(world: World, body: Record) -> None:
     """Tell the caller "committed"."""
     if not any(there is not None and there.write_id == body.write_id for there in world.journal):
         text = f"the caller was told that {body.write_id} is committed, and no record says so"
-        raise ViolationError("I2", text)
+        raise ViolationError(text, "I2")
 
 
 def _free(world: World, body: Record) -> World:
@@ -285,14 +290,13 @@ def _read_forward(world: World, who: int, pending: tuple[Record, ...], rules: Ru
     return _with(world, who, writer._replace(pc="manifest"))
 
 
-def _fenced(
-    world: World, who: int, lost: tuple[Record, ...], adopted: set[Attempt | None], rules: Rules
-) -> World:
+def _fenced(world: World, who: int, lost: tuple[Record, ...], adopted: set[Attempt | None], rules: Rules) -> World:
     """Stop for ever; only what is proven lost, or was never sent, is freed."""
     writer = world.writers[who]
-    if not any(there is not None and there.change.kind == "claim" and there.seq > writer.epoch for there in world.journal):
+    newer = world.journal[writer.epoch + 1 :]
+    if not any(there is not None and there.change.kind == "claim" for there in newer):
         text = f"{'AB'[who]} of epoch {writer.epoch} is fenced, and no newer claim exists"
-        raise ViolationError("I22", text)
+        raise ViolationError(text, "I22")
     for body in lost:
         world = _free(world, body)
     if writer.attempt is not None and writer.attempt not in adopted:
@@ -304,5 +308,6 @@ def _one_owner(who: int, writer: Writer, head: Record, foreign: list[Record]) ->
     """Assert what the protocol promises a writer that is not fenced: nobody else claims or commits in its epoch."""
     others = [there for there in foreign if there.change.kind in ("claim", "commit")]
     if others or head.epoch < writer.epoch:
-        text = f"{'AB'[who]} owns epoch {writer.epoch} and meets {[there.write_id for there in others]}, head {head.epoch}"
-        raise ViolationError("I5", text)
+        met = [there.write_id for there in others]
+        text = f"{'AB'[who]} owns epoch {writer.epoch} and meets {met}, head epoch {head.epoch}"
+        raise ViolationError(text, "I5")

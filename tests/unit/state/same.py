@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import struct
 from collections import Counter, OrderedDict, defaultdict, deque
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,6 +15,9 @@ import torch
 from ckptstore.state.container import plan_containers, read_header
 from ckptstore.state.tensors import TensorSpec, byte_view, empty, memory, spec_of
 from ckptstore.state.tree import Encoded, decode, encode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def through_bytes(value: object, keys: tuple[str, ...] = ("state",)) -> Any:
@@ -27,12 +31,16 @@ def stored(encoded: Encoded, container_bytes: int = 2**30) -> dict[str, torch.Te
     specs = [spec_of(name, tensor) for name, tensor in encoded.tensors.items()]
     found: dict[str, torch.Tensor] = {}
     for image, plan_specs in images(encoded.tensors, specs, container_bytes):
-        header = read_header(lambda start, n, image=image: bytes(image[start : start + n]), len(image))
+        header = read_header(reader(image), len(image))
         for spec in plan_specs:
             entry = header[spec.name]
             found[spec.name] = tensor = empty(spec)
             memory(tensor)[:] = image[entry.start : entry.start + entry.n_bytes]
     return found
+
+
+def reader(image: bytes | bytearray) -> Callable[[int, int], bytes]:
+    return lambda start, n: bytes(image[start : start + n])
 
 
 def images(
@@ -50,7 +58,7 @@ def images(
     return written
 
 
-def assert_same(left: Any, right: Any) -> None:
+def assert_same(left: Any, right: Any) -> None:  # noqa: PLR0912  # one branch for each kind of value
     """Equal types, order, bits, attributes that matter."""
     assert type(left) is type(right), (type(left), type(right))
     if isinstance(left, torch.Tensor):
@@ -79,6 +87,9 @@ def assert_same(left: Any, right: Any) -> None:
             assert_same(one, other)
         if isinstance(left, deque):
             assert left.maxlen == right.maxlen
+    elif dataclasses.is_dataclass(left):
+        for field in dataclasses.fields(left):
+            assert_same(getattr(left, field.name), getattr(right, field.name))
     elif hasattr(left, "__dict__") and type(left).__name__ in {"Namespace", "SimpleNamespace"}:
         assert_same(vars(left), vars(right))
     else:

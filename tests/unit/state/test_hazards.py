@@ -66,7 +66,7 @@ def test_a_tensor_of_more_than_2_to_the_31_elements_is_reached_to_its_last_byte(
 )
 def test_an_uncommon_dtype_is_restored_exactly(name: str) -> None:
     dtype = getattr(torch, name)
-    tensor = (torch.arange(48, dtype=torch.uint8) % (2 if name == "bool" else 256)).view(dtype)
+    tensor = (torch.arange(48, dtype=torch.uint8) % (2 if name == "bool" else 251)).view(dtype)
     assert_same(
         through_bytes({"t": tensor, "scalar": tensor[1], "none": tensor[:0]}),
         {"t": tensor, "scalar": tensor[1].clone(), "none": tensor[:0]},
@@ -76,7 +76,7 @@ def test_an_uncommon_dtype_is_restored_exactly(name: str) -> None:
 def test_a_quantised_tensor_is_refused_naming_key_and_dtype() -> None:
     with pytest.warns(UserWarning, match="quantize_per_tensor"):
         tensor = torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.quint8)
-    with pytest.raises(UnstorableError, match="key path model/w: a tensor of dtype torch.quint8"):
+    with pytest.raises(UnstorableError, match=r"key path model/w: a tensor of dtype torch\.quint8"):
         encode({"w": tensor}, ("model",))
 
 
@@ -86,17 +86,19 @@ def test_a_quantised_tensor_is_refused_naming_key_and_dtype() -> None:
 )
 def test_a_sparse_tensor_keeps_layout_indices_and_values(layout: str) -> None:
     dense = torch.tensor([[0.0, 1, 0, 2], [3, 0, 0, 0]])
+    twice = torch.tensor([[1, 1, 0]])
+    one = torch.tensor([0, 1]).int(), torch.tensor([1]).int()
     makers: dict[str, Any] = {
-        "coo": lambda: dense.to_sparse(),
-        "uncoalesced": lambda: torch.sparse_coo_tensor(torch.tensor([[1, 1, 0]]), torch.tensor([1.0, 2, 0]), (3,), check_invariants=True),
+        "coo": dense.to_sparse,
+        "uncoalesced": lambda: torch.sparse_coo_tensor(twice, torch.ones(3), (3,), check_invariants=True),
         "hybrid": lambda: dense.to_sparse(1),
         "nothing": lambda: torch.zeros(2, 3).to_sparse(),
-        "csr": lambda: dense.to_sparse_csr(),
-        "csc": lambda: dense.to_sparse_csc(),
+        "csr": dense.to_sparse_csr,
+        "csc": dense.to_sparse_csc,
         "bsr": lambda: dense.to_sparse_bsr((2, 2)),
         "bsc": lambda: dense.to_sparse_bsc((1, 2)),
         "batched": lambda: torch.stack([dense, dense]).to_sparse_csr(),
-        "int32": lambda: torch.sparse_csr_tensor(torch.tensor([0, 1], dtype=torch.int32), torch.tensor([1], dtype=torch.int32), torch.ones(1), (1, 2), check_invariants=True),
+        "int32": lambda: torch.sparse_csr_tensor(*one, torch.ones(1), (1, 2), check_invariants=True),
         "grad": lambda: dense.to_sparse().requires_grad_(),
         "parameter": lambda: torch.nn.Parameter(dense.to_sparse(), requires_grad=False),
     }  # fmt: skip
@@ -110,7 +112,7 @@ def test_a_tensor_subclass_is_never_turned_into_a_plain_tensor() -> None:
     class Scaled(torch.Tensor):
         pass
 
-    with pytest.raises(UnstorableError, match="a tensor of the subclass .*Scaled"):
+    with pytest.raises(UnstorableError, match=r"a tensor of the subclass .*Scaled"):
         encode(torch.ones(1).as_subclass(Scaled), ("w",))
 
 

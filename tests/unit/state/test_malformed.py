@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-import random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -14,9 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptstore.errors import CorruptionError, UnsupportedError
+from ckptstore.state.registry import name_of
 from ckptstore.state.tree import decode, encode, entries
 from tests.unit.state.same import assert_same
-from tests.unit.state.test_tree import LEAVES, Color, Config, Point, containers, simple
+from tests.unit.state.test_tree import LEAVES, Access, Color, Config, Point, containers, simple
+
+if TYPE_CHECKING:
+    import random
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")  # torch's own notices, once per process
 
@@ -36,6 +39,9 @@ STATE: dict[Any, Any] = {
 ENCODED = encode(STATE)
 
 fragments = st.one_of(
+    st.tuples(st.sampled_from(["int", "str", "float"]), st.sampled_from(["", "zz", "ff", "0x5"])).map(
+        lambda pair: dict([pair])
+    ),
     st.none(),
     st.booleans(),
     st.integers(-3, 3),
@@ -51,9 +57,10 @@ fragments = st.one_of(
 )
 TAGS = [
     "dict", "OrderedDict", "Counter", "state_dict", "defaultdict", "tuple", "deque", "set", "frozenset", "Namespace",
-    "SimpleNamespace", "dataclass", "namedtuple", "tensor", "tensor+grad", "parameter", "parameter+grad", "sparse", "ndarray",
-    "int", "float", "str", "complex", "bytes", "bytearray", "range", "slice", "date", "datetime", "time", "timedelta",
-    "timezone", "Decimal", "UUID", "Path", "PurePosixPath", "PureWindowsPath", "enum", "torch.Size", "torch.dtype",
+    "SimpleNamespace", "dataclass", "namedtuple", "tensor", "tensor+grad", "parameter", "parameter+grad", "sparse",
+    "ndarray", "int", "float", "str", "complex", "bytes", "bytearray", "range", "slice", "date", "datetime", "time",
+    "timedelta", "timezone", "Decimal", "UUID", "Path", "PurePosixPath", "PureWindowsPath", "enum", "torch.Size",
+    "torch.dtype",
     "torch.device", "numpy", "numpy.str", "numpy.bytes",
 ]  # fmt: skip
 
@@ -77,12 +84,14 @@ def decodes_or_refuses(tree: Any, tensors: dict[str, torch.Tensor]) -> None:
     assert_same(decode(again.tree, again.tensors), value)
 
 
-@settings(max_examples=1500)
+@settings(max_examples=500)
 @given(st.data())
 def test_a_mutated_tree_decodes_to_a_state_or_is_refused_with_one_of_two_errors(data: st.DataObject) -> None:
     tree: Any = copy.deepcopy(ENCODED.tree)
     for _ in range(data.draw(st.integers(1, 3))):
         spots = places(tree)
+        if not spots:
+            break
         node, index = spots[data.draw(st.integers(0, len(spots) - 1))]
         act = data.draw(st.sampled_from(["put", "put", "put", "drop", "tag", "double", "swap"]))
         if act == "put":
@@ -140,7 +149,14 @@ def test_a_flipped_byte_in_the_text_of_a_tree_decodes_to_a_state_or_is_refused(s
         {"deque": [1, 1, 2]},
         {"deque": [-1]},
         {"deque": [{"int": "0x8000000000000000"}]},
+        {"deque": [{"int": "zz"}]},
         {"defaultdict": ["eval"]},
+        {"float": ""},
+        {"str": "e"},
+        {"str": "ff"},
+        {"dataclass": [{"str": "ff"}]},
+        {"ndarray": [{"str": "ff"}, [], "bytes"]},
+        {"ndarray": ["<f8", [{"int": ""}], "bytes"]},
         {"Counter": None},
         {"tuple": {"list": []}},
         {"bytes": "a"},
@@ -155,6 +171,8 @@ def test_a_flipped_byte_in_the_text_of_a_tree_decodes_to_a_state_or_is_refused(s
         {"range": [0, 1, 0]},
         {"slice": [None, None]},
         {"torch.dtype": "Tensor"},
+        {"torch.dtype": "a.b"},
+        {"enum": [name_of(Color), 1]},
         {"torch.dtype": "long"},
         {"torch.device": "cuda:0:0"},
         {"torch.Size": [2**70]},
@@ -196,6 +214,20 @@ def test_indices_that_point_outside_a_sparse_tensor_are_refused_before_any_kerne
     encoded.tensors["s~.indices"][0, 0] = 7
     with pytest.raises(CorruptionError, match="parts of a sparse coo tensor don't fit together"):
         decode(encoded.tree, encoded.tensors)
+
+
+@pytest.mark.parametrize(
+    "tree, message",
+    [
+        ({"enum": [name_of(Color), "GREEN"]}, "Color registered here has no 'GREEN'"),
+        ({"enum": [name_of(Access), 8]}, "Access registered here has no 8"),
+        ({"torch.dtype": "float1"}, "has no dtype 'float1'"),
+        ({"torch.device": "npu:0"}, "has no device 'npu:0'"),
+    ],
+)
+def test_a_value_that_only_another_version_of_its_class_or_torch_has_is_named(tree: Any, message: str) -> None:
+    with pytest.raises(UnsupportedError, match=message):
+        decode([tree], {})
 
 
 def test_a_kind_of_value_from_a_newer_version_is_named() -> None:

@@ -43,7 +43,7 @@ def test_a_name_belongs_to_one_class() -> None:
     class Other(enum.Enum):
         A = 1
 
-    with pytest.raises(ConfigError, match="the name 'colour of cars' belongs to .*Color; give another name"):
+    with pytest.raises(ConfigError, match=r"the name 'colour of cars' belongs to .*Color; give another name"):
         register_type(Other, "colour of cars")
 
 

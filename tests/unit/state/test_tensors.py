@@ -68,7 +68,7 @@ def test_a_tensor_whose_memory_is_not_one_run_on_the_host_is_refused() -> None:
 def test_a_spec_that_does_not_add_up_is_refused_before_memory_is_asked_for(
     spec: tuple[str, str, tuple[int, ...], int],
 ) -> None:
-    with pytest.raises(CorruptionError, match="tensor t: dtype .* don't make"):
+    with pytest.raises(CorruptionError, match=r"tensor t: dtype .* don't make"):
         empty(TensorSpec(*spec))
 
 
