@@ -81,7 +81,7 @@ class MemoryStore(CheckpointStore):
         with self._space.lock:
             held = self._space.objects.get(key)
             if held is not None:
-                return settle(held, write_id)
+                return settle(held[:MAX_RECORD_BYTES], write_id)
             self._space.objects[key] = bytes(record)
             return Published()
 
@@ -174,7 +174,7 @@ class _MemoryPartWriter:
 
     def write(self, offset: int, buffer: bytes | bytearray | memoryview) -> None:
         expected = min(self._part_bytes, self._n_bytes - offset)
-        if offset % self._part_bytes or len(buffer) != expected:
+        if offset < 0 or offset % self._part_bytes or len(buffer) != expected:
             message = f"{self._key}: a part of {len(buffer)} bytes at {offset} is not on the grid of {self._part_bytes}"
             raise ConfigError(message, operation="write", key=self._key)
         self._parts[offset] = bytes(buffer)

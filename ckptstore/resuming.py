@@ -204,7 +204,7 @@ def _choose(
     if decision.candidates:
         reasons = "; ".join(f"step {item.step}: {item.reason}" for item in progress.skipped.values())
         message = (
-            f"{url}: none of the {len(decision.candidates)} checkpoints is whole ({reasons[:2000]}): restore the data, "
+            f"{url}: none of the {len(progress.skipped)} newest checkpoints is whole ({reasons[:2000]}): restore the data, "
             "or resume(fresh=True) to start anew beside them"
         )
         raise CorruptionError(message, operation="resume", key=url)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -68,7 +68,7 @@ def train(url: str, *, steps: int, every: int | str, size: Size, seed: int) -> d
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10_000)
     scaler = torch.amp.GradScaler("cpu")
-    state = {
+    state: dict[str, Any] = {
         "model": model,
         "optimizer": optimizer,
         "scheduler": scheduler,
@@ -76,10 +76,10 @@ def train(url: str, *, steps: int, every: int | str, size: Size, seed: int) -> d
         "data_seed": seed,
         "config": vars(size),
     }
-    losses = {}
+    losses: dict[int, float] = {}
     with ckptstore.CheckpointManager(url, every=every) as manager:  # ckptstore
         resumed = manager.resume(**state)  # ckptstore: fills the objects above, and the random generators
-        seed = resumed.values["data_seed"]  # ckptstore: what was saved; on a fresh run, what was passed in
+        seed = state["data_seed"] = resumed.values["data_seed"]  # ckptstore: as saved; on a fresh run, as passed in
         print(f"starting after step {resumed.step}")
         for step in range(resumed.step + 1, steps + 1):
             tokens, targets = make_batch(size, seed, step)
@@ -100,9 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--url", required=True, help="where the run's checkpoints live: a path or a URL")
     parser.add_argument("--steps", type=int, default=100, help="the last step (default: %(default)s)")
-    parser.add_argument(
-        "--every", default="10 steps", help='a checkpoint every "10 steps", "5 min" (default: %(default)s)'
-    )
+    parser.add_argument("--every", default="10 steps", help='when to save: "10 steps", "5 min" (default: %(default)s)')
     parser.add_argument("--seed", type=int, default=1234, help="of parameters, dropout and data (default: %(default)s)")
     parser.add_argument("--small", action="store_true", help="a small model, for a quick look")
     parser.add_argument("--threads", type=int, help="of torch; bit for bit equal losses need the same number")

@@ -6,8 +6,10 @@ started it, by SIGKILL if it still runs.
 
 from __future__ import annotations
 
+import multiprocessing
 import signal
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from typing import TYPE_CHECKING, TypeAlias, assert_never
 
 import click
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-__all__ = ["Failed", "Finished", "Job", "Message", "Saving", "Started", "Trained", "Training"]
+__all__ = ["Failed", "Finished", "Job", "Message", "Saving", "Started", "Trained", "Training", "start_server"]
 
 _SILENCE_S = 300.0
 
@@ -154,9 +156,21 @@ class Training:
                 assert_never(message)
 
 
+def start_server() -> ForkServerContext:
+    """Start the server that imports torch and forks training processes from then on."""
+    context = multiprocessing.get_context("forkserver")
+    # torch._dynamo is what the first optimizer of a process imports, for seconds.
+    context.set_forkserver_preload(["ckptstore.cli.demo_training", "torch._dynamo"])
+    # Ctrl-C is for the demo, which ends the processes: the server and they inherit that it does not concern them.
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    return context
+
+
 def _run(job: Job, tells: Connection[Message, Message]) -> None:
-    """Train, in the child. Ctrl-C ends it without a word: the parent says what there is to say."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
     from ckptstore.cli.demo_training import train
 
     try:

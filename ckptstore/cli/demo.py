@@ -54,17 +54,12 @@ def demo(keep: Path | None, steps: int) -> None:
 
 def _tell_story(folder: Path, steps: int) -> bool:
     """Train three times, tell what happens, and return whether all is as promised."""
-    import multiprocessing
-
-    from ckptstore.cli._demo_process import Job, Training
+    from ckptstore.cli._demo_process import Job, Training, start_server
 
     every = steps // _SAVES
     victim = _KILLED_SAVE * every
     url, reference = str(folder / "killed"), str(folder / "uninterrupted")
-    context = multiprocessing.get_context("forkserver")
-    # torch._dynamo is what the first optimizer of a process imports, for seconds.
-    context.set_forkserver_preload(["ckptstore.cli.demo_training", "torch._dynamo"])
-
+    context = start_server()
     _say("Training", f"a transformer for {steps} steps, with a checkpoint every {every}, in {url}")
     with Training(context, Job(url=reference, steps=steps, every=every)) as whole:
         with Training(context, Job(url=url, steps=steps, every=every, hold_step=victim)) as killed:
@@ -74,8 +69,8 @@ def _tell_story(folder: Path, steps: int) -> bool:
         _say_found(folder / "killed", victim)
         with Training(context, Job(url=url, steps=steps, every=every)) as resumed:
             resumed.follow()
-        again = max(killed.losses) - resumed.first
-        _say("Resumed", f"by process {resumed.pid} from step {resumed.first}, {again} steps lost; trained to {steps}")
+        lost = max(killed.losses) - resumed.first
+        _say("Resumed", f"by process {resumed.pid} from step {resumed.first}; steps to train again: {lost}")
         whole.follow()
     equal = _compare(whole, killed, resumed, steps)
     return _verify(url) and equal

@@ -3,83 +3,84 @@
 Between a save and the next optimizer step, forward and backward only read parameters and optimizer state. So those are
 copied beside them, and a hook before every optimizer's step waits for what is left. Fused optimizers bump no version
 counter: the hook protects from them. What no hook sees (an edit in place, a freed storage) moves a version counter or an
-address, which are compared at the end: such a snapshot is never committed.
+address, which are compared before each part is copied, since freed memory must not be read, and again at the end: such
+a snapshot is never committed.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
-from typing import TYPE_CHECKING, Any
-
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from typing import TYPE_CHECKING
 
 from ckptstore.errors import TornSnapshotError, UnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterable, Mapping
 
     import torch
 
-    from ckptstore.engine.capture import Captured
     from ckptstore.handles import SaveHandle
     from ckptstore.seams import Clock
 
 __all__ = ["Later"]
 
-_NICE = 5
+_N_NAMED = 3
 
 
 class Later:
-    """The tensors of one save that are copied while training goes on."""
+    """The tensors of one save that are copied while training goes on.
 
-    def __init__(self, captured: Captured) -> None:
-        self.tensors: dict[str, torch.Tensor] = {name: captured.tensors[name] for name in captured.guarded}
+    Args:
+        tensors: Those tensors, by name, as they are now.
+        handle: The save's; what a step waits for it is added to its stall.
+        clock: For timings.
+    """
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], handle: SaveHandle, clock: Clock) -> None:
+        self.tensors = dict(tensors)
         self._before = {name: _mark(tensor) for name, tensor in self.tensors.items()}
+        self._handle = handle
+        self._clock = clock
+        self._pid = os.getpid()
+        self._taken = threading.Lock()
         self._done = threading.Event()
 
-    def begin(self, stage: Callable[[], None], handle: SaveHandle, clock: Clock) -> None:
-        """Run *stage* on a thread of its own; until it ends, every optimizer's step waits for it.
+    def take(self) -> bool:
+        """Tell whether the caller is the one who may copy, or may call it off. True once."""
+        return self._taken.acquire(blocking=False)
 
-        The time that a step waits is added to the handle's stall.
-        """
+    def end(self) -> None:
+        """Let training change the tensors: they are copied, or the copy was given up."""
+        self.tensors = {}
+        self._done.set()
 
-        def before_step(*_: Any) -> None:
-            started = clock.monotonic()
-            self._done.wait()
-            handle.stall_s += clock.monotonic() - started
-
-        hook = register_optimizer_step_pre_hook(before_step)
-
-        def run() -> None:
-            if hasattr(os, "sched_getaffinity"):
-                with contextlib.suppress(OSError):
-                    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
-            try:
-                stage()
-            finally:
-                hook.remove()
-                self._done.set()
-
-        threading.Thread(target=run, name="ckptstore-overlap", daemon=True).start()
-
-    def check(self, step: int) -> None:
-        """Raise TornSnapshotError if a tensor changed since the save, whether before or after it was copied."""
-        changed = [name for name, tensor in self.tensors.items() if _mark(tensor) != self._before[name]]
+    def check(self, names: Iterable[str]) -> None:
+        """Raise TornSnapshotError if one of the tensors changed since the save, whether copied by now or not."""
+        changed = [name for name in names if name in self._before and _mark(self.tensors[name]) != self._before[name]]
         if changed:
+            more = f" and {len(changed) - _N_NAMED} more" if len(changed) > _N_NAMED else ""
             message = (
-                f"step {step}: {', '.join(changed[:3])}{f' and {len(changed) - 3} more' if len(changed) > 3 else ''} "  # noqa: PLR2004
-                "changed in place between save() and the optimizer's next step, while being copied beside training; "
-                'nothing was committed: call manager.staged() before such an edit, or use staging="copy"'
+                f"step {self._handle.step}: {', '.join(changed[:_N_NAMED])}{more} changed in place between save() and "
+                "the optimizer's next step, while being copied beside training; nothing was committed: call "
+                'manager.staged() before such an edit, or use staging="copy"'
             )
             raise TornSnapshotError(message, operation="save", key=changed[0])
 
     def wait(self, timeout_s: float | None) -> None:
-        """Return when the copy is complete, or has failed."""
+        """Return when the copy is complete, or was given up; UnavailableError if not within *timeout_s* seconds."""
         if not self._done.wait(timeout_s):
-            message = f"the state is not copied after {timeout_s} s"
+            message = f"the state of step {self._handle.step} is not copied after {timeout_s} s"
             raise UnavailableError(message, operation="staged")
+
+    def hold_step(self) -> None:
+        """Before an optimizer's step: wait for the copy, and count that as the save's stall."""
+        # A forked child has the flag but not the thread that would set it, and memory of its own.
+        if self._done.is_set() or os.getpid() != self._pid:
+            return
+        started = self._clock.monotonic()
+        self._done.wait()
+        self._handle.stall_s += self._clock.monotonic() - started
 
 
 def _mark(tensor: torch.Tensor) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ckptstore.testing.model.plans import known_record, plan_operator
@@ -15,6 +16,7 @@ from ckptstore.testing.model.world import (
     ViolationError,
     World,
     discard,
+    during,
     holds,
     present,
     publish,
@@ -105,9 +107,9 @@ def collector_steps(world: World, rules: Rules) -> Iterator[Step]:
                 yield "collector: judges an attempt dead", f"{key}, head {head.seq}", chosen
     elif collector.key is not None:
         # The head may have moved on since: a stale one is safe.
-        _only_dead(world, collector.key)
-        swept = discard(world, collector.key)._replace(collector=Collector())
-        yield "collector: deletes a dead attempt", str(collector.key), swept
+        deletes = "collector: deletes a dead attempt"
+        swept = during(f"{deletes} ({collector.key})", partial(_swept, world, collector.key))
+        yield deletes, str(collector.key), swept
     elif collector.row is not None:
         yield from _delete_row(world, collector.pc, collector.row, rules)
 
@@ -136,13 +138,14 @@ def _pinned(world: World, row: Row) -> bool:
     return reader.pc in ("pinned", "valid", "half") and reader.row is not None and reader.row.seq == row.seq
 
 
-def _only_dead(world: World, key: Attempt) -> None:
-    """Assert I13 where it bites: what is deleted now is of an older epoch and named by no row of the newest record."""
+def _swept(world: World, key: Attempt) -> World:
+    """Delete an attempt, and assert I13 where it bites: what is deleted now is of an older epoch and named by no row of the newest record."""
     head = known_record(world, len(world.journal) - 1)
     named = [row.seq for row in head.live + head.retired if row.key == key]
     if key[0] >= head.epoch or named:
         text = f"gc deletes attempt {key} at head {head.seq} of epoch {head.epoch}, named by rows {named}"
         raise ViolationError(text, "I13")
+    return discard(world, key)._replace(collector=Collector())
 
 
 def reader_steps(world: World, rules: Rules) -> Iterator[Step]:
@@ -172,11 +175,12 @@ def reader_steps(world: World, rules: Rules) -> Iterator[Step]:
         else:
             yield "reader: pin holds", detail, world._replace(reader=reader._replace(pc="valid"))
     elif reader.pc == "valid":
-        _intact(world, row)
-        yield "reader: reads the manifest", detail, world._replace(reader=reader._replace(pc="half"))
+        half = world._replace(reader=reader._replace(pc="half"))
+        after = during(f"reader: reads the manifest ({detail})", partial(_intact, half, row))
+        yield "reader: reads the manifest", detail, after
     else:
-        _intact(world, row)
-        yield "reader: reads the payload, unpins", detail, gone
+        after = during(f"reader: reads the payload ({detail})", partial(_intact, gone, row))
+        yield "reader: reads the payload, unpins", detail, after
 
 
 def _bare(world: World, row: Row, kind: str, then: str) -> Iterator[Step]:
@@ -194,7 +198,9 @@ def _bare(world: World, row: Row, kind: str, then: str) -> Iterator[Step]:
     yield f"reader: finds the {kind} gone, a clean error", f"row {row.seq}", world._replace(reader=gone)
 
 
-def _intact(world: World, row: Row) -> None:
+def _intact(world: World, row: Row) -> World:
+    """Give *world* back if the files of *row* are there for a reader whose pin was validated."""
     if not holds(world, row):
         text = f"a reader with a validated pin on row {row.seq} cannot read it any more"
         raise ViolationError(text, "I12")
+    return world

@@ -93,7 +93,7 @@ def explore(profile: Profile, *, bug: str = "", limit: int | None = None) -> Rep
     while level:
         following: list[World] = []
         for world in level:
-            line = "the next action"
+            line = ""
             try:
                 for kind, detail, after in _steps(world, rules):
                     fired[kind] += 1
@@ -103,10 +103,10 @@ def explore(profile: Profile, *, bug: str = "", limit: int | None = None) -> Rep
                         check_state(after, rules)
                         came_from[after] = (world, line)
                         following.append(after)
-                    line = "the next action"
+                    line = ""
             except ViolationError as violation:
                 depth += 1
-                trace = (*_path(came_from, world), line)
+                trace = (*_path(came_from, world), violation.action or line or "an actor reads the journal")
                 found = Found(invariant=violation.invariant, text=str(violation), trace=trace)
                 return report(exhausted=False, found=found)
             if limit is not None and len(came_from) >= limit:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from ckptstore.testing.model.records import NONE, Attempt, Record, Row, WriteId
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 __all__ = [
     "Answer",
@@ -31,6 +31,7 @@ __all__ = [
     "World",
     "Writer",
     "discard",
+    "during",
     "holds",
     "land",
     "present",
@@ -46,6 +47,16 @@ class ViolationError(Exception):
     def __init__(self, text: str, invariant: str) -> None:
         super().__init__(f"{invariant}: {text}")
         self.invariant = invariant
+        self.action = ""
+
+
+def during(action: str, conclude: Callable[[], World]) -> World:
+    """Give what *conclude* gives; a violation found there is one of *action*, which then never ends."""
+    try:
+        return conclude()
+    except ViolationError as violation:
+        violation.action = action
+        raise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ does not change in between. Everything else of the world may change between any 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ckptstore.testing.model.plans import key_of, known_record, plan_claim, plan_commit, plan_retire
@@ -21,6 +22,7 @@ from ckptstore.testing.model.world import (
     World,
     Writer,
     discard,
+    during,
     publish,
     read_head,
     store_object,
@@ -52,7 +54,9 @@ def writer_steps(world: World, who: int, rules: Rules) -> Iterator[Step]:
     elif writer.pc in ("idle", "manifest"):
         if writer.unknown and _taken(world, writer.unknown[-1]):
             # Before planning any record: settle every Unknown number.
-            settled = _read_forward(world, who, writer.unknown, rules)
+            settled = during(
+                f"{'AB'[who]} settle: earlier number", partial(_read_forward, world, who, writer.unknown, rules)
+            )
             yield "settle: earlier number", f"{writer.unknown[-1].seq}", settled
         elif writer.attempt is not None:
             yield from _commit(world, who, writer.attempt, rules)
@@ -102,7 +106,8 @@ def _send(world: World, who: int, body: Record, rules: Rules, *, again: bool) ->
     kind = body.change.kind
     for answer in publish(world, body, rules, again=again):
         detail = f"{body.write_id} at {body.seq}, epoch {body.epoch}"
-        after = _learn(answer.world, who, body, answer.what, rules)
+        action = f"{'AB'[who]} {kind}: {answer.how} ({detail})"
+        after = during(action, partial(_learn, answer.world, who, body, answer.what, rules))
         fenced = ", fenced" if answer.what == "conflict" and after.writers[who].pc == "off" else ""
         yield f"{kind}: {answer.how}{fenced}", detail, after
 
@@ -171,7 +176,9 @@ def _unknown(world: World, who: int, rules: Rules) -> Iterator[Step]:
             head = known_record(world, len(world.journal) - 1)
             ours = any(row.attempt == body.change.row.attempt for row in head.live)
         what = "published" if ours else "conflict"
-        yield f"settle: {kind} {what}", f"number {body.seq}", _learn(world, who, body, what, rules)
+        action = f"{'AB'[who]} settle: {kind} {what} (number {body.seq})"
+        after = during(action, partial(_learn, world, who, body, what, rules))
+        yield f"settle: {kind} {what}", f"number {body.seq}", after
     for step in _send(world, who, body, rules, again=True):
         yield (f"again, {step[0]}", *step[1:])
     if kind != "claim":

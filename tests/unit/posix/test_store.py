@@ -52,6 +52,10 @@ def on(files: CrashFiles) -> PosixStore:
     return PosixStore(PosixConfig(root=Path("/disk/run")), files=files)
 
 
+def n_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
 # Links and strange files.
 
 
@@ -128,7 +132,7 @@ def test_a_file_in_the_place_of_a_folder_is_named(store: PosixStore) -> None:
         lambda: store.create("data/a", 1, 1),
         lambda: store.publish("data/a", b"{}", write_id="a"),
     ):
-        with pytest.raises(ConfigError, match="run/data/a: .*a file stands where a folder belongs"):
+        with pytest.raises(ConfigError, match=r"run/data/a: .*a file stands where a folder belongs"):
             write()
     with pytest.raises(NotFoundError):
         store.get("data/a", max_bytes=1)
@@ -210,7 +214,7 @@ def test_a_stray_temporary_is_hidden_found_and_removed_with_its_empty_folders(st
     assert {path.name for path in root.iterdir()} == {"data"}
 
 
-@pytest.mark.parametrize("key", ["data/a", "../.tmp-a", "/etc/.tmp-a", ".tmp-", ".tmp-a b", "data/../.tmp-a", ""])
+@pytest.mark.parametrize("key", ["data/a", "../.tmp-a", "/etc/.tmp-a", ".tmp-a b", "data/../.tmp-a", ""])
 def test_only_a_temporary_below_the_root_can_be_aborted(key: str, store: PosixStore) -> None:
     store.put("data/a", b"x")
     with pytest.raises(ConfigError):
@@ -274,22 +278,22 @@ def test_thousands_of_objects_are_listed_in_order_with_few_descriptors(store: Po
         path = root / key
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
-    before = len(os.listdir("/proc/self/fd"))
+    before = n_descriptors()
     listing = store.list("")
     seen = [next(listing).key]
-    assert len(os.listdir("/proc/self/fd")) - before <= 4
+    assert n_descriptors() - before <= 4
     seen += [info.key for info in listing]
     assert seen == keys
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert n_descriptors() == before
 
 
 def test_a_listing_that_is_given_up_holds_nothing(store: PosixStore) -> None:
     store.put("data/a/b/c", b"x")
-    before = len(os.listdir("/proc/self/fd"))
+    before = n_descriptors()
     listing = store.list("")
     next(listing)
     del listing
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert n_descriptors() == before
 
 
 # Errors.
@@ -366,6 +370,16 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", str(mount)], check=True)
 
 
+def write_payload(store: PosixStore, key: str, body: bytes) -> None:
+    writer = store.create(key, len(body), 1 << 20)
+    try:
+        for offset in range(0, len(body), 1 << 20):
+            writer.write(offset, body[offset : offset + (1 << 20)])
+        writer.finish()
+    finally:
+        writer.abort()
+
+
 class NoAllocation(RealFiles):
     """As a file system that can't reserve blocks."""
 
@@ -380,18 +394,12 @@ def test_a_full_disk_is_one_clear_error_and_earlier_objects_stay(small_disk: Pat
         store.publish("journal/0", record_of("a"), write_id="a")
         store.put("data/first", body)
         with pytest.raises(StorageFullError, match=r"no space left.*\(No space left on device\)"):
-            writer = store.create("data/x/second", 2 << 20, 1 << 20)
-            try:
-                for offset in (0, 1 << 20):
-                    writer.write(offset, body)
-                writer.finish()
-            finally:
-                writer.abort()
+            write_payload(store, "data/x/second", body * 2)
+        assert not (small_disk / "run/data/x").exists()
         with pytest.raises(StorageFullError, match=r"put of .*data/x/third"):
             store.put("data/x/third", body * 2)
         assert [info.key for info in store.list("")] == ["data/first", "journal/0"]
         assert list(store.uploads("")) == []
-        assert not (small_disk / "run/data/x").exists()
         store.delete(["data/first"])
         store.put("data/x/third", body)
         store.delete(["data/x/third", "journal/0"])
@@ -476,7 +484,7 @@ def test_a_forked_child_works_even_if_a_thread_held_the_lock(store: PosixStore) 
 
 
 def test_no_descriptor_outlives_a_verb(store: PosixStore) -> None:
-    before = sorted(os.listdir("/proc/self/fd"))
+    before = n_descriptors()
     store.put("data/a", b"x")
     assert store.publish("journal/0", record_of("a"), write_id="a") == Published()
     assert store.publish("journal/0", record_of("b"), write_id="b") == Conflict(record_of("a"))
@@ -486,4 +494,4 @@ def test_no_descriptor_outlives_a_verb(store: PosixStore) -> None:
     for key in ("absent", "absent/deep"):
         with pytest.raises(NotFoundError):
             store.stat(key)
-    assert sorted(os.listdir("/proc/self/fd")) == before
+    assert n_descriptors() == before

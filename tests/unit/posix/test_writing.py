@@ -8,6 +8,7 @@ import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,6 +16,9 @@ from ckptstore.errors import CkptStoreError, ConfigError, CorruptionError, Unava
 from ckptstore.testing.crashfs import CrashFiles
 from ckptstore_posix import PosixConfig, PosixStore
 from ckptstore_posix.files import O_DIRECT, RealFiles
+
+if TYPE_CHECKING:
+    from ckptstore.store import PartWriter
 
 KEY = "data/attempt/rank0"
 MiB = 1 << 20
@@ -51,10 +55,20 @@ def on(files: CrashFiles | RealFiles, root: Path = Path("/disk/run")) -> PosixSt
 
 
 def store_object(store: PosixStore, body: memoryview, part_bytes: int) -> None:
-    writer = store.create(KEY, len(body), part_bytes)
+    write_and_finish(store.create(KEY, len(body), part_bytes), body, part_bytes)
+
+
+def write_and_finish(writer: PartWriter, body: bytes | memoryview, part_bytes: int) -> None:
     for offset in range(0, len(body), part_bytes):
         writer.write(offset, body[offset : offset + part_bytes])
     writer.finish()
+
+
+def assert_ended(writer: PartWriter, how: str) -> None:
+    with pytest.raises(CkptStoreError, match=f"{KEY}: this write {how}"):
+        writer.write(0, b"y" * (4096 if how == "failed" else 1))
+    with pytest.raises(CkptStoreError, match=f"{KEY}: this write {how}"):
+        writer.finish()
 
 
 @pytest.mark.parametrize("n_bytes", [0, 1, 4095, 4096, 4097, 8191, 3 * 8192, 3 * 8192 + 5000])
@@ -153,12 +167,8 @@ def test_after_an_error_the_file_is_given_up() -> None:
         writer = store.create(KEY, 8192, 4096)
         files.fail(call, errno.EIO, about="rank0" if call != "close" else None)
         with pytest.raises(UnavailableError, match=f"/disk/run/{KEY}"):
-            for offset in (0, 4096):
-                writer.write(offset, bytes(4096))
-            writer.finish()
-        for again in (lambda writer=writer: writer.write(0, bytes(4096)), writer.finish):
-            with pytest.raises(CkptStoreError, match=f"{KEY}: this write failed"):
-                again()
+            write_and_finish(writer, bytes(8192), 4096)
+        assert_ended(writer, "failed")
         assert files.open_paths == []
         writer.abort()
         assert list(files.tree()) == ["/disk/run/LATEST"]
@@ -171,9 +181,7 @@ def test_a_finished_object_survives_abort_and_takes_no_more_writes() -> None:
     writer.finish()
     writer.abort()
     assert files.tree() == {f"/disk/run/{KEY}": b"x"}
-    for again in (lambda: writer.write(0, b"y"), writer.finish):
-        with pytest.raises(CkptStoreError, match="is finished"):
-            again()
+    assert_ended(writer, "is finished")
 
 
 def test_an_aborted_object_takes_no_more_writes_and_leaves_no_folder() -> None:
@@ -183,9 +191,7 @@ def test_an_aborted_object_takes_no_more_writes_and_leaves_no_folder() -> None:
     writer = store.create(KEY, 1, 1)
     files.fail("unlink", errno.EIO)
     writer.abort()  # never raises
-    for again in (lambda: writer.write(0, b"y"), writer.finish):
-        with pytest.raises(CkptStoreError, match="was aborted"):
-            again()
+    assert_ended(writer, "was aborted")
     writer = store.create("data/second/rank0", 1, 1)
     writer.abort()
     with pytest.raises(FileNotFoundError):

@@ -189,7 +189,7 @@ def tensors(draw: st.DrawFn) -> torch.Tensor:
     n_bytes = math.prod(shape) * dtype.itemsize
     data = bytearray(draw(st.binary(min_size=n_bytes, max_size=n_bytes)))
     if not n_bytes:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(0, dtype=torch.uint8).view(dtype).reshape(shape)
     if dtype is torch.bool:
         data = bytearray(byte % 2 for byte in data)
     return torch.frombuffer(data, dtype=torch.uint8).clone().view(dtype).reshape(shape)
