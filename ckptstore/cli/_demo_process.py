@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from typing import TYPE_CHECKING, TypeAlias, assert_never
@@ -173,7 +174,11 @@ def start_server() -> ForkServerContext:
 def _run(job: Job, tells: Connection[Message, Message]) -> None:
     from ckptstore.cli.demo_training import train
 
-    try:
-        train(job, tells.send)
-    except CkptStoreError as error:
-        tells.send(Failed(reason=str(error)))
+    parent = multiprocessing.parent_process()
+    if parent is None or not parent.is_alive():  # interrupted while torch was still being imported
+        return
+    with suppress(BrokenPipeError):  # the demo is gone, and no one listens any more
+        try:
+            train(job, tells.send)
+        except CkptStoreError as error:
+            tells.send(Failed(reason=str(error)))

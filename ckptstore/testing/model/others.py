@@ -139,7 +139,7 @@ def _pinned(world: World, row: Row) -> bool:
 
 
 def _swept(world: World, key: Attempt) -> World:
-    """Delete an attempt, and assert I13 where it bites: what is deleted now is of an older epoch and named by no row of the newest record."""
+    """Delete an attempt, and assert I13 where it bites: it is of an older epoch and named by no row, by now as well."""
     head = known_record(world, len(world.journal) - 1)
     named = [row.seq for row in head.live + head.retired if row.key == key]
     if key[0] >= head.epoch or named:

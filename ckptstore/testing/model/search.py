@@ -100,7 +100,7 @@ def explore(profile: Profile, *, bug: str = "", limit: int | None = None) -> Rep
                     line = f"{kind} ({detail})" if detail else kind
                     check_step(world, after, rules)
                     if after not in came_from:
-                        check_state(after, rules)
+                        check_state(world, after, rules)
                         came_from[after] = (world, line)
                         following.append(after)
                     line = ""

@@ -54,9 +54,8 @@ def writer_steps(world: World, who: int, rules: Rules) -> Iterator[Step]:
     elif writer.pc in ("idle", "manifest"):
         if writer.unknown and _taken(world, writer.unknown[-1]):
             # Before planning any record: settle every Unknown number.
-            settled = during(
-                f"{'AB'[who]} settle: earlier number", partial(_read_forward, world, who, writer.unknown, rules)
-            )
+            action = f"{'AB'[who]} settle: earlier number"
+            settled = during(action, partial(_read_forward, world, who, writer.unknown, rules))
             yield "settle: earlier number", f"{writer.unknown[-1].seq}", settled
         elif writer.attempt is not None:
             yield from _commit(world, who, writer.attempt, rules)

@@ -145,6 +145,7 @@ def test_a_damaged_checkpoint_changes_nothing_and_the_next_older_is_resumed(
     assert [(item.step, item.seq) for item in resumed.skipped] == [(3, found.at(step=3).seq)]
     assert "data/" in resumed.skipped[0].reason
     assert "step 3 is passed over" in caplog.text
+    live["number"] = resumed.values["number"]
     assert_same(content(live)[0], content(everything(2))[0])
     assert {item.step: item.damaged for item in found.checkpoints(all=True)} == {1: False, 2: False, 3: True}
     assert [item.step for item in found.checkpoints()] == [1, 2]

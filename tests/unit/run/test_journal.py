@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 def filled(n_records: int) -> MemoryStore:
     store = new_store()
     journal = new_journal(store)
-    head = push(journal, claim_change())
-    for step in range(1, n_records):
-        head = push_commit(journal, step, head)
+    head = journal.head()
+    for step in range(n_records):
+        head = push_commit(journal, step, head) if step else push(journal, claim_change(), head)
     return store
 
 
