@@ -9,21 +9,20 @@ training loop reads.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import signal
 import sys
-import threading
-import weakref
 from typing import TYPE_CHECKING, Protocol
+
+from ckptstore.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from types import FrameType
 
-__all__ = ["Signals", "drain_at_exit"]
-
-_LOG = logging.getLogger(__name__)
+__all__ = ["Signals", "drain_at_exit", "forget"]
 
 
 class _Drains(Protocol):
@@ -32,55 +31,75 @@ class _Drains(Protocol):
         ...
 
 
-_open: weakref.WeakSet[_Drains] = weakref.WeakSet()
-_pid = os.getpid()
+_open: dict[_Drains, None] = {}  # in order of opening, and not weakly: one that no name refers to is drained as well
 
 
 def drain_at_exit(manager: _Drains) -> None:
-    """Drain *manager* when the interpreter ends, if it still lives and was not closed."""
-    _open.add(manager)
+    """Drain *manager* when the interpreter ends, unless ``forget`` is called before."""
+    _open[manager] = None
 
 
 def forget(manager: _Drains) -> None:
     """Drain *manager* no longer: it was closed."""
-    _open.discard(manager)
+    _open.pop(manager, None)
 
 
 @atexit.register
 def _drain_all() -> None:
-    if os.getpid() != _pid:  # a forked child owns none of these
-        return
     results = [manager.drain_for_exit() for manager in list(_open)]
     if not all(results):
         # Nothing an exit handler raises can change the exit code, so this is the last word: flush, and leave.
         logging.shutdown()
         for stream in (sys.stdout, sys.stderr):
-            if stream is not None:
+            with contextlib.suppress(Exception):  # closed, replaced, or a pipe that no one reads
                 stream.flush()
         os._exit(1)
 
 
 class Signals:
-    """A flag that signals set, readable from any thread at any moment.
+    """A flag that signals set.
 
     The handler that was there before is called too. Only the main thread can install handlers, which Python demands.
+
+    Attributes:
+        received: Whether one of them came. May be read from any thread, at any moment: a plain attribute, since a
+            handler that takes a lock may interrupt itself.
+
+    Raises:
+        ConfigError: there is no such signal, it can't be caught, or this is not the main thread; none is installed.
     """
 
     def __init__(self, numbers: Iterable[int]) -> None:
         self._before: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
-        self.received = threading.Event()
-        for number in numbers:
-            self._before[number] = signal.signal(number, self._handle)
+        self._listening = True
+        self.received = False
+        for number in dict.fromkeys(numbers):
+            try:
+                self._before[number] = signal.getsignal(number)
+                signal.signal(number, self._handle)
+            except (ValueError, TypeError, OSError) as error:
+                self.restore()
+                message = f"save_on: signal {number!r} can't be listened for: {error}"
+                raise ConfigError(message) from error
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        self.received.set()
-        before = self._before.get(number)
+        if self._listening:
+            self.received = True
+        before = self._before[number]
         if callable(before):
             before(number, frame)
+        elif not self._listening and before == signal.SIG_DFL and signal.getsignal(number) == self._handle:
+            # Closed, yet still installed: do what the signal does by default.
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
 
     def restore(self) -> None:
-        """Put the earlier handlers back where ours is still installed."""
+        """Listen no longer, and put the earlier handlers back where ours is on top.
+
+        Where another's is, or on another thread than the main one, ours stays and passes on to the one before it.
+        """
+        self._listening = False
         for number, before in self._before.items():
-            if signal.getsignal(number) == self._handle:
-                signal.signal(number, before if before is not None else signal.SIG_DFL)
-        self._before = {}
+            with contextlib.suppress(ValueError, TypeError, OSError):
+                if signal.getsignal(number) == self._handle:
+                    signal.signal(number, before if before is not None else signal.SIG_DFL)

@@ -83,14 +83,17 @@ class SaveHandle:
 
     def settle(
         self, status: Status, *, checkpoint: Checkpoint | None = None, error: BaseException | None = None
-    ) -> None:
-        """Record how the save ended. For the engine, once."""
+    ) -> bool:
+        """Record how the save ended, unless that is known; tell whether it was not. For the engine."""
         with self._lock:
+            if self._done.is_set():
+                return False
             self._status, self._checkpoint, self._error = status, checkpoint, error
             self._done.set()
             callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             self._call(callback)
+        return True
 
     def _call(self, callback: Callable[[SaveHandle], object]) -> None:
         try:

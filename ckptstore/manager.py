@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from ckptstore.cadence import parse_cadence
 from ckptstore.checkpoint import Checkpoint
-from ckptstore.errors import AlreadyExistsError, ConfigError
+from ckptstore.endings import Signals, drain_at_exit, forget
+from ckptstore.errors import AlreadyExistsError, ConfigError, FencedError
+from ckptstore.events import SaveSkipped
 from ckptstore.handles import SaveHandle
 from ckptstore.opening import open_store
 from ckptstore.resuming import Request, Resumed, resume
 from ckptstore.run.alive import permit
 from ckptstore.run.changes import lineage
 from ckptstore.run.identity import job_from_environment
-from ckptstore.endings import Signals, drain_at_exit, forget
-from ckptstore.events import SaveSkipped
 from ckptstore.run.session import Lost, open_session, release
 from ckptstore.seams import SYSTEM_CLOCK
 from ckptstore.store import CheckpointStore
@@ -101,6 +101,9 @@ class CheckpointManager:
         _check_choice("on_busy", on_busy, ("wait", "skip", "replace"))
         _check_choice("on_error", on_error, ("raise", "log"))
         _check_choice("staging", staging, ("copy", "overlap"))
+        if not drain_timeout_s >= 0:
+            message = f"drain_timeout_s={drain_timeout_s!r}: a number of seconds is wanted, 0 or more"
+            raise ConfigError(message)
         if type(max_pending) is not int or max_pending < (2 if on_busy == "replace" else 1):
             message = (
                 f'max_pending={max_pending!r}: an integer is wanted, 1 or more, and 2 or more with on_busy="replace"'
@@ -113,6 +116,7 @@ class CheckpointManager:
         self._max_pending = max_pending
         self._on_error = on_error
         self._overlap = staging == "overlap"
+        self._told_no_overlap = False
         self._memory_bytes = memory_bytes
         self._drain_timeout_s = drain_timeout_s
         self._observers = tuple(observers)
@@ -126,15 +130,19 @@ class CheckpointManager:
             if isinstance(url_or_store, CheckpointStore)
             else open_store(url_or_store, **(storage_options or {}))
         )
-        self._session = open_session(
-            self._store,
-            anew=takeover is True,
-            job=job if job is not None else job_from_environment(os.environ),
-        )
         self._engine: Engine | None = None
         self._last_save_s = SYSTEM_CLOCK.monotonic()
         self._closed = False
         self._signals = Signals(save_on)
+        try:
+            self._session = open_session(
+                self._store,
+                anew=takeover is True,
+                job=job if job is not None else job_from_environment(os.environ),
+            )
+        except BaseException:
+            self._signals.restore()
+            raise
         drain_at_exit(self)
 
     def resume(
@@ -236,7 +244,14 @@ class CheckpointManager:
         started = SYSTEM_CLOCK.monotonic()
         step = _check_step(step)
         _check_choice("if_exists", if_exists, ("raise", "skip"))
-        self._raise_failure()
+        if self._engine is not None:
+            self._engine.raise_failure()
+        if self._session.fenced:
+            message = (
+                f"{self._store.url}: another writer took this run over, so step {step} can't be saved; to take it "
+                "back, make a new CheckpointManager and resume()"
+            )
+            raise FencedError(message, operation="save", key=self._store.url)
         handle = SaveHandle(step)
         newest = self._newest_step()
         if newest is not None and step <= newest:
@@ -244,43 +259,45 @@ class CheckpointManager:
                 return self._skipped(handle, f"step {step} is not above {newest}")
             raise self._step_taken(step, newest)
         request = _request(step, metrics, tags, permanent, {**(self._metadata or {}), **(_json_object(metadata) or {})})
-        captured = capture(
-            state, with_rng=self._rng, overlap=self._overlap
-        )  # before the claim: what can't be stored leaves nothing behind
+        # Before the claim: what can't be stored leaves nothing behind.
+        captured = capture(state, with_rng=self._rng, overlap=self._overlap)
         self._claim()
-        if self._overlap and not captured.guarded:
-            self._overlap = False
+        if self._overlap and not captured.guarded and not self._told_no_overlap:
+            self._told_no_overlap = True
             _LOG.warning('staging="overlap" needs an optimizer among the states; the state is copied within save()')
         engine = self._running()
-        waited_s = engine.admit(handle)
-        if waited_s is None:
+        # The save that a signal asked for may be the last: it is never skipped.
+        if not engine.save(captured, request, handle, patient=self.preempted):
             return self._skipped(handle, "an earlier save is still being written")
-        engine.submit(captured, request, handle, waited_s=waited_s)
         self._last_save_s = SYSTEM_CLOCK.monotonic()
-        handle.stall_s = self._last_save_s - started
+        handle.stall_s += self._last_save_s - started
         if wait:
             try:
                 handle.result()
-            except BaseException:
-                engine.drop_failure(handle)  # the caller sees it here
+            except BaseException as error:
+                engine.forget_failure(handle, error)  # the caller sees it here
                 raise
         return handle
 
     def step(self, step: int, **arguments: Any) -> SaveHandle | None:
         """Save if *every* says that a checkpoint is due, or on pre-emption; else return None. Arguments as ``save``.
 
-        A step that is already saved is skipped.
+        A step that this run's own lineage has is skipped. Without a ``resume``, and with checkpoints there, such a step
+        is an error.
         """
         self._check_open()
         step = _check_step(step)
-        if self.preempted:
-            return self.save(step, if_exists="skip", **arguments)
-        if self._cadence is None:
-            message = "step() saves by a cadence, and none was given: CheckpointManager(..., every=500), or call save()"
-            raise ConfigError(message)
-        if not self._cadence.due(step, self._newest_step() or 0, SYSTEM_CLOCK.monotonic() - self._last_save_s):
-            return None
-        return self.save(step, if_exists="skip", **arguments)
+        if not self.preempted:
+            if self._cadence is None:
+                message = (
+                    "step() saves by a cadence, and none was given: CheckpointManager(..., every=500), or call save()"
+                )
+                raise ConfigError(message)
+            # Before the run is ours the store would have to be asked, at every step.
+            newest = (self._newest_step() if self._session.owns else None) or 0
+            if not self._cadence.due(step, newest, SYSTEM_CLOCK.monotonic() - self._last_save_s):
+                return None
+        return self.save(step, if_exists="skip" if self._session.owns else "raise", **arguments)
 
     def latest(self) -> Checkpoint | None:
         """Return the newest durable checkpoint of the lineage that is not marked damaged, as of now in the store."""
@@ -292,7 +309,7 @@ class CheckpointManager:
     @property
     def preempted(self) -> bool:
         """Whether one of the ``save_on`` signals came. May be read at any moment, from any thread."""
-        return self._signals.received.is_set()
+        return self._signals.received
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Return when every save made so far is durable.
@@ -304,7 +321,7 @@ class CheckpointManager:
         self._check_open()
         if self._engine is not None:
             self._engine.wait(timeout_s)
-            self._raise_failure()
+            self._engine.raise_failure()
 
     def staged(self, timeout_s: float | None = None) -> None:
         """Return when every save made so far has its own copy of the state, so that any write to it is safe.
@@ -329,27 +346,33 @@ class CheckpointManager:
             pending_steps=tuple(handle.step for handle in pending),
             bytes_at_risk=0 if engine is None else engine.bytes_in_flight,
             failures=0 if engine is None else engine.failures,
+            uncleaned=0 if engine is None else engine.uncleaned,
             owns_run=self._session.owns,
         )
 
     def close(self) -> None:
         """Wait for saves in flight, at most ``drain_timeout_s``, then give the run free for the next writer.
 
-        Idempotent. Raises what failed in the background and no call has raised yet.
+        Idempotent. In a forked child, which owns nothing, it does nothing.
+
+        Raises:
+            UnavailableError: naming the steps that are not durable by then. They are still being written, so the run is
+                not given free.
+            CkptStoreError: what failed in the background and no call has raised yet.
         """
-        if self._closed:
+        if self._closed or self._is_forked():
             return
         try:
             if self._engine is not None:
                 self._engine.close(self._drain_timeout_s)
-                self._raise_failure()
         finally:
             self._closed = True
             forget(self)
             self._signals.restore()
-            release(self._session)
-            if self._owns_store and self._session.users == 0:
-                self._store.close()
+            if self._engine is None or not self._engine.pending:
+                release(self._session)
+                if self._owns_store and self._session.users == 0:
+                    self._store.close()
 
     def __enter__(self) -> Self:
         return self
@@ -360,18 +383,19 @@ class CheckpointManager:
         try:
             self.close()
         except Exception:
-            if error is None:
+            if error is None or (isinstance(error, SystemExit) and not error.code):  # an exit that claims success
                 raise
             _LOG.exception("%s: closing failed, while another error is on its way", self._store.url)
 
     def drain_for_exit(self) -> bool:
         """Drain at the end of the process; return whether everything is durable and every failure was seen."""
-        if os.getpid() != self._session.me.pid:
-            return True
         try:
             self.close()
-        except Exception as error:  # noqa: BLE001 - there is no caller left to raise to
-            _LOG.critical("%s: at the end of the process: %s", self._store.url, error)
+        except BaseException as error:  # noqa: BLE001 - there is no caller left to raise to
+            why = [str(error) or type(error).__name__, *getattr(error, "__notes__", [])]
+            steps = [] if self._engine is None else [handle.step for handle in self._engine.pending]
+            lost = f" (not durable: step {', '.join(map(str, steps))})" if steps else ""
+            _LOG.critical("%s: at the end of the process: %s%s", self._store.url, "; ".join(why), lost)
             return False
         return True
 
@@ -387,9 +411,15 @@ class CheckpointManager:
         if not self._session.owns:
             line = lineage(self._session.refresh().state)
             return line[0].step if line else None
+        if self._engine is not None:
+            pending = self._engine.pending
+            if pending:  # the newest of them is above the lineage
+                return pending[-1].step
+            if self._engine.unsettled:  # the last commit may be there; only the store knows
+                self._session.refresh()
+                self._engine.unsettled = False
         tip = self._session.tip()
-        pending = [] if self._engine is None else [handle.step for handle in self._engine.pending]
-        return max([*pending, *([] if tip is None else [tip.step])], default=None)
+        return None if tip is None else tip.step
 
     def _claim(self) -> None:
         """Own the run, going on from its newest checkpoint: for a save without a resume."""
@@ -433,13 +463,10 @@ class CheckpointManager:
                 on_busy=self._on_busy,
                 max_pending=self._max_pending,
                 memory_bytes=self._memory_bytes,
+                keep_failures=self._on_error == "raise",
                 observe=self._observe,
             )
         return self._engine
-
-    def _raise_failure(self) -> None:
-        if self._engine is not None and self._on_error == "raise":
-            self._engine.raise_failure()
 
     def _observe(self, event: Event) -> None:
         for observer in self._observers:
@@ -452,6 +479,15 @@ class CheckpointManager:
         if self._closed:
             message = f"this CheckpointManager of {self._store.url} is closed"
             raise ConfigError(message)
+        if self._is_forked():  # before any lock is touched: one that a thread of the parent held is never released
+            message = (
+                f"this CheckpointManager of {self._store.url} belongs to process {self._session.me.pid}; a forked "
+                "child can't use it: make a new one in the child, on its own URL"
+            )
+            raise ConfigError(message)
+
+    def _is_forked(self) -> bool:
+        return os.getpid() != self._session.me.pid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -464,6 +500,7 @@ class Status:
         pending_steps: Saves in flight, oldest first.
         bytes_at_risk: Bytes that are staged and not durable.
         failures: Failures that no call has raised.
+        uncleaned: Objects of failed saves that could not be removed; the next claim's garbage collection can.
         owns_run: Whether this process owns the run.
     """
 
@@ -472,6 +509,7 @@ class Status:
     pending_steps: tuple[int, ...]
     bytes_at_risk: int
     failures: int
+    uncleaned: int
     owns_run: bool
 
 

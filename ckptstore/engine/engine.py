@@ -11,6 +11,7 @@ image back. So an interrupt on the training thread, wherever it comes, can neith
 from __future__ import annotations
 
 import collections
+import contextlib
 import logging
 import threading
 from typing import TYPE_CHECKING, Literal
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    import torch
     from torch.utils.hooks import RemovableHandle
 
     from ckptstore.engine.capture import Captured
@@ -177,15 +177,15 @@ class Engine:
                 image.copy_now({name: tensor for name, tensor in captured.tensors.items() if name not in guarded})
                 self._copy_beside_training(entry, later)
         except BaseException as error:
+            before = save.failure
             try:
-                # What failed in the background stops the copy too, with the very same error: that one is kept for the
-                # next call, as it would have been a moment later.
-                entry.seen = error is not save.failure
-                save.fail(error)
+                entry.seen = save.fail(error) is error is not before
             finally:
                 if later is None or later.take():
                     self._give_up_copy(entry, later)
-            if entry.seen:
+            # What failed in the background stops the copy too, with the very same error: that one is kept for the next
+            # call, as it would have been a moment later.
+            if error is not before:
                 raise
         return True
 
@@ -207,11 +207,13 @@ class Engine:
 
     def raise_failure(self) -> None:
         """Raise the oldest failure of a background save that no call has raised yet."""
-        if self._failures:
+        with self._changed:
+            oldest = self._failures[0] if self._failures else None
+        if oldest is not None:
             try:
-                raise self._failures[0][1]
+                raise oldest[1]
             finally:  # only now: whatever interrupts the call before this, the failure is raised by the next one
-                del self._failures[0]
+                self.forget_failure(*oldest)
 
     def forget_failure(self, handle: SaveHandle, error: BaseException) -> None:
         """Keep *error* no longer, if it is this save's failure: its caller has seen it."""
@@ -223,8 +225,8 @@ class Engine:
         """How many failures no call has raised yet."""
         return len(self._failures) + self._n_dropped
 
-    def close(self, timeout_s: float) -> bool:
-        """Drain for at most *timeout_s* seconds, then stop. Returns, or raises, only then.
+    def close(self, timeout_s: float) -> None:
+        """Drain for at most *timeout_s* seconds, then stop.
 
         Raises:
             UnavailableError: naming what is not durable; it is still being written, and may never be.
@@ -253,7 +255,6 @@ class Engine:
             for other in errors[1:]:
                 errors[0].add_note(f"also: {' '.join([str(other), *getattr(other, '__notes__', [])])}")
             raise errors[0]
-        return drained
 
     # ── room and memory ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -387,7 +388,8 @@ class Engine:
                 entry = self._line[0]
                 entry.started = True
             if entry.superseded:
-                self._drop(entry)
+                with contextlib.suppress(BaseException):  # logged where it can be told; this thread must go on
+                    self._drop(entry)
             else:
                 self._bring_home(entry)
             del entry  # its memory must not be held until the next save
@@ -415,7 +417,7 @@ class Engine:
                     self._n_dropped += 1
         try:
             self._tell(entry, row, failure)
-        except BaseException:
+        except BaseException:  # noqa: BLE001 - a caller's code must not end the publisher
             _LOG.exception("telling how the save of step %d ended failed", entry.handle.step)
         with self._changed:  # last: who waits for the line to be empty finds every handle settled
             self._line.popleft()
@@ -452,10 +454,10 @@ class Engine:
     def _drop(self, entry: _Entry) -> None:
         """Take a superseded save out of the line. Outside the lock, since a handle's callbacks are not our code."""
         try:
-            entry.handle.settle("superseded")
-            reason = "a newer save took its place before it was written"
-            _LOG.info("the save of step %d is superseded: %s", entry.handle.step, reason)
-            self._observe(SaveSkipped(step=entry.handle.step, reason=reason))
+            if entry.handle.settle("superseded"):
+                reason = "a newer save took its place before it was written"
+                _LOG.info("the save of step %d is superseded: %s", entry.handle.step, reason)
+                self._observe(SaveSkipped(step=entry.handle.step, reason=reason))
         finally:
             with self._changed:
                 if entry in self._line:

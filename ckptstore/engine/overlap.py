@@ -2,9 +2,9 @@
 
 Between a save and the next optimizer step, forward and backward only read parameters and optimizer state. So those are
 copied beside them, and a hook before every optimizer's step waits for what is left. Fused optimizers bump no version
-counter: the hook protects from them. What no hook sees (an edit in place, a freed storage) moves a version counter or an
-address, which are compared before each part is copied, since freed memory must not be read, and again at the end: such
-a snapshot is never committed.
+counter: the hook protects from them. What no hook sees (an edit in place, a freed storage) moves a version counter or
+an address, which are compared before each part is copied, since freed memory must not be read, and again at the end:
+such a snapshot is never committed.
 """
 
 from __future__ import annotations

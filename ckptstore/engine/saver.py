@@ -12,11 +12,11 @@ import logging
 import platform
 import threading
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ckptstore import __version__
 from ckptstore.errors import CkptStoreError, OutcomeUnknownError
 from ckptstore.run.manifest import FileEntry, Manifest, Piece, TensorEntry, encode_manifest, manifest_ref
 from ckptstore.state.digest import PART_BYTES, file_digest, part_digest
@@ -87,7 +87,7 @@ class Save:
         clock: For timings.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - one caller, and the order of the docstring
         self,
         session: Session,
         captured: Captured,
@@ -111,6 +111,13 @@ class Save:
         self._containers: list[_Container] = []
         self._keys: list[str] = []
         self._running = 0
+        self._begun_s = clock.monotonic()
+        self.uncleaned = 0  # objects of a failed save that could not be removed
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why it fails; None while it does not."""
+        return self._failed
 
     # ── from the staging threads ─────────────────────────────────────────────────────────────────────────────────
 
@@ -124,16 +131,18 @@ class Save:
 
     def staged(self) -> None:
         """Say that every part was staged and that the state did not change meanwhile."""
+        self.timings.staging_s = self._clock.monotonic() - self._begun_s
         with self._changed:
             self._left -= 1
             self._changed.notify_all()
 
-    def fail(self, error: BaseException) -> None:
-        """Let the save fail, from any thread; the first reason counts."""
+    def fail(self, error: BaseException) -> BaseException:
+        """Let the save fail, from any thread, and return the reason that counts: the first."""
         with self._changed:
-            self._failed = self._failed or error
+            reason = self._failed = error if self._failed is None else self._failed
             self._changed.notify_all()
-        self.image.stop(error)
+        self.image.stop(reason)
+        return reason
 
     # ── on the publisher's thread ────────────────────────────────────────────────────────────────────────────────
 
@@ -201,21 +210,18 @@ class Save:
             if self._failed is not None:
                 return
             self._running += 1
-        error: BaseException | None = None
         try:
             target = self._containers[part.container]
             memory = self.image.memory(number)
             target.parts[part.index] = part_digest(memory, ALGORITHM)
             target.writer.write(part.offset, memory)
             self.image.release(number)
-        except BaseException as caught:  # noqa: BLE001 - raised by run, on the publisher's thread
-            error = caught
+        except BaseException as error:  # noqa: BLE001 - raised by run, on the publisher's thread
+            self.fail(error)  # before this thread counts as gone: the image is another save's soon after
         with self._changed:
             self._running -= 1
             self._left -= 1
             self._changed.notify_all()
-        if error is not None:
-            self.fail(error)
 
     def _clean(self) -> None:
         """Free what a failed save wrote. Best effort: what can't be removed is garbage of a dead attempt."""
@@ -225,9 +231,18 @@ class Save:
         for container in self._containers:
             container.writer.abort()
         try:
-            self._store.delete(self._keys)
-        except CkptStoreError:
-            _LOG.warning("what a failed save had written could not be removed", exc_info=True)
+            errors = [result.error for result in self._store.delete(self._keys) if result.error is not None]
+        except CkptStoreError as error:
+            errors = [error] * len(self._keys)
+        self.uncleaned = len(errors)
+        if errors:
+            _LOG.warning(
+                "%d of %d objects of the failed save of step %d could not be removed: %s",
+                len(errors),
+                len(self._keys),
+                self.request.step,
+                errors[0],
+            )
 
     def _manifest(self, attempt: Attempt, files: list[FileEntry]) -> tuple[bytes, int]:
         tensors = {
@@ -261,7 +276,7 @@ class Save:
             tree=self._tree,
             user=self.request.metadata,
             env={
-                "ckptstore": version("ckptstore"),
+                "ckptstore": __version__,
                 "torch": str(torch.__version__),
                 "python": platform.python_version(),
             },

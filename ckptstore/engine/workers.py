@@ -54,6 +54,6 @@ class Workers:
         while (job := self._jobs.get()) is not None:
             try:
                 job()
-            except BaseException:  # a thread that ended would leave the jobs behind this one waiting for ever
+            except BaseException:  # noqa: BLE001 - a thread that ended would leave the other jobs waiting for ever
                 _LOG.exception("a job of %s failed", threading.current_thread().name)
             del job  # a finished job must not keep a save's memory until the next one comes

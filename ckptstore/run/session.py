@@ -235,6 +235,7 @@ class Session:
 
         Raises:
             FencedError: a newer claim owns the run; the attempt is not, and never will be, a checkpoint.
+            ConflictError: this session has claimed anew since the attempt was minted.
             AlreadyExistsError: the lineage has reached the step by other means.
             OutcomeUnknownError: it may be one; the next call of this session finds out first.
             CorruptionError: the journal's newest record is damaged: claim the run anew.
@@ -243,7 +244,7 @@ class Session:
         def derive(head: Head) -> Draft:
             if attempt.epoch != self.epoch:
                 message = f"step {attempt.step} was begun under claim {attempt.epoch}; this session is now {self.epoch}"
-                raise FencedError(message, operation="commit", key=attempt.prefix)
+                raise ConflictError(message, operation="commit", key=attempt.prefix)
             line = changes.lineage(head.state)
             if line and line[0].step >= attempt.step:
                 message = f"step {attempt.step} is not above step {line[0].step}, the newest of this lineage"

@@ -21,6 +21,9 @@ from ckptstore.cli.demo import _compare
 if TYPE_CHECKING:
     from ckptstore.cli._demo_process import Training
 
+pytestmark = pytest.mark.xdist_group("demo")  # one worker: the story is told once
+
+ROOT = Path(__file__).parents[2]
 RUN_DEMO = "from ckptstore.cli import main; main()"
 
 
@@ -137,8 +140,31 @@ def test_the_example_is_the_reference_workload() -> None:
     assert round(sum(parameter.numel() for parameter in model.parameters()) / 1e6, 1) == 51.7
 
 
+def test_the_lines_that_the_readme_adds_save_and_resume(tmp_path: Path) -> None:
+    import torch
+
+    text = (ROOT / "README.md").read_text()
+    diff = text.partition("```diff\n")[2].partition("```")[0]
+    added = "\n".join(line[1:] for line in diff.splitlines() if line[:1] == "+")
+    assert "/data/runs/gpt" in added
+    for total_steps in (1000, 1500):
+        model = torch.nn.Linear(2, 2)
+        optimizer = torch.optim.AdamW(model.parameters())
+        names = {
+            "model": model,
+            "optimizer": optimizer,
+            "scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 10),
+            "scaler": torch.amp.GradScaler("cpu"),
+            "train_one_step": lambda: 0.5,
+            "total_steps": total_steps,
+        }
+        exec(added.replace("/data/runs/gpt", str(tmp_path)), names)
+    with ckptstore.open_run(tmp_path) as run:
+        assert [item.step for item in run.checkpoints()] == [500, 1000, 1500]
+
+
 def _example() -> Any:
-    path = Path(__file__).parents[2] / "examples" / "train_transformer.py"
+    path = ROOT / "examples" / "train_transformer.py"
     spec = importlib.util.spec_from_file_location("train_transformer", path)
     assert spec is not None
     assert spec.loader is not None
