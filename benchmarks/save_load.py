@@ -28,7 +28,14 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-DEFAULT = ["limit: memory copy", "limit: raw disk", "ckptstore copy", "ckptstore overlap", "ckptstore sync", "torch.save"]
+DEFAULT = [
+    "limit: memory copy",
+    "limit: raw disk",
+    "ckptstore copy",
+    "ckptstore overlap",
+    "ckptstore sync",
+    "torch.save",
+]
 GROUP = 5  # subjects in memory at once besides the limits
 
 
@@ -182,15 +189,18 @@ class Child:
 
     def _receive(self) -> dict[str, Any]:
         try:
-            return self._pipe.recv()
+            found: dict[str, Any] = self._pipe.recv()
         except EOFError:
-            return {"error": "the process ended"}
+            found = {"error": "the process ended"}
+        return found
 
 
 def run_group(names: list[str], kind: str, rounds: int, root: Path) -> dict[str, Any]:
     """Measure a few subjects, taking turns; return all rounds of each."""
     children = [Child(name, kind, root / f"subject_{number}") for number, name in enumerate(names)]
-    found: dict[str, Any] = {child.name: {"about": child.about, "saves": [], "warm": [], "cold": []} for child in children}
+    found: dict[str, Any] = {
+        child.name: {"about": child.about, "saves": [], "warm": [], "cold": []} for child in children
+    }
     for number in range(rounds + 1):
         for child in children:
             record = found[child.name]
@@ -304,7 +314,8 @@ def print_classic(rows: list[dict[str, Any]], kind: str) -> None:
     total = median(serialise) + median(write)
     stall = next(row["stall_s"] for row in rows if row["name"] == "ckptstore copy")
     print(
-        f"classic: serialise {median(serialise) * 1e3:.1f} ms + write {median(write) * 1e3:.1f} ms = {total * 1e3:.1f} ms; "
+        f"classic: serialise {median(serialise) * 1e3:.1f} ms + write {median(write) * 1e3:.1f} ms = "
+        f"{total * 1e3:.1f} ms; "
         f"stall in the background {stall * 1e3:.1f} ms, {100 * (1 - stall / total):.0f} % saved"
     )
 
@@ -333,11 +344,17 @@ def main() -> None:
     finally:
         shutil.rmtree(root, ignore_errors=True)
     rows = summarise(groups)
-    print(f"{options.state} state, {options.rounds} rounds; {platform.processor() or platform.machine()}, {os.cpu_count()} cores")
+    print(
+        f"{options.state} state, {options.rounds} rounds; {platform.processor() or platform.machine()}, {os.cpu_count()} cores"
+    )
     print_table(rows)
     print_classic(rows, options.state)
     if options.json:
-        options.json.write_text(json.dumps({"options": vars(options) | {"json": None, "folder": None}, "rows": rows, "groups": groups}, default=str))
+        options.json.write_text(
+            json.dumps(
+                {"options": vars(options) | {"json": None, "folder": None}, "rows": rows, "groups": groups}, default=str
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -35,11 +35,11 @@ class Reference:
         self.optimizer.zero_grad()
         logits = self.model(batch)
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.flatten())
-        self.scaler.scale(loss).backward()
+        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.scheduler.step()
-        return float(loss)
+        return float(loss.detach())
 
 
 def reference(*, seed: int = 0, width: int = 512, layers: int = 6, vocabulary: int = 32000) -> Reference:

@@ -1,7 +1,7 @@
 """What does a run hold, for those who only look?
 
-A Run reads the journal's head anew at each question and publishes nothing. A Checkpoint is one row of it and what can be
-done with it. Neither needs torch until tensors are asked for.
+A Run reads the journal's head anew at each question and publishes nothing. A Checkpoint is one row of it and what can
+be done with it. Neither needs torch until tensors are asked for.
 """
 
 from __future__ import annotations
@@ -302,8 +302,8 @@ class Run:
         head = self._journal.head()
         if head.record is None and head.damaged:
             message = (
-                f"{self.url}: none of the {len(head.damaged)} newest journal records is sound ({head.damaged[-1].reason}); "
-                "resume(fresh=True) starts anew beside what is left"
+                f"{self.url}: none of the {len(head.damaged)} newest journal records is sound "
+                f"({head.damaged[-1].reason}); resume(fresh=True) starts anew beside what is left"
             )
             raise CorruptionError(message, operation="open", key=self.url)
         return head.state

@@ -45,7 +45,7 @@ def open_store(url: str | os.PathLike[str], **storage_options: object) -> Checkp
         storage_options: The backend's own options; they win over the URL's query.
 
     Raises:
-        ConfigError: no such scheme or option (the message lists the known ones), a malformed address, or a secret in it.
+        ConfigError: no such scheme or option (the message lists the known ones), a malformed address, a secret in it.
         UnsupportedError: this is not a POSIX system, or the backend lacks a package.
     """
     if os.name != "posix":
@@ -62,8 +62,8 @@ def open_store(url: str | os.PathLike[str], **storage_options: object) -> Checkp
         known, rest = squashed[1], text[squashed.end() :]
         slash = "/" if known.lower() == "file" else ""
         message = (
-            f"{text!r:.300} looks like a URL that a path class squashed or a join prefixed: write {known}://{slash}{rest} "
-            "as a str, not as a Path"
+            f"{text!r:.300} looks like a URL that a path class squashed or a join prefixed: write "
+            f"{known}://{slash}{rest} as a str, not as a Path"
         )
         raise ConfigError(message, operation="open", key=text)
     scheme = match[1].lower() if match else "file"
@@ -71,7 +71,7 @@ def open_store(url: str | os.PathLike[str], **storage_options: object) -> Checkp
         text = scheme + text[match.end(1) :]
     found = [point for point in entry_points(group=_GROUP) if point.name == scheme]
     if not found:
-        message = f"no backend for {scheme}:// is installed; known schemes: {', '.join(schemes())}, and bare paths without one"
+        message = f"no backend for {scheme}:// is installed; known schemes: {', '.join(schemes())}; or a bare path"
         raise ConfigError(message, operation="open", key=f"{scheme}://")
     try:
         opener = cast("_Opener", found[0].load())
@@ -84,7 +84,7 @@ def open_store(url: str | os.PathLike[str], **storage_options: object) -> Checkp
 def _refuse_secrets(text: str, *, is_url: bool) -> None:
     """Refuse an address that holds a secret, without repeating it: addresses end up in logs and records."""
     option = _SECRET_OPTION.search(text) if is_url else None
-    if _USER_INFO.search(text.split("?")[0]) or option:
+    if _USER_INFO.search(text.split("?", maxsplit=1)[0]) or option:
         what = f"a secret in its option {option[1]}" if option else "a user name and password"
         message = f"the address holds {what}; pass secrets by the environment or storage_options, not in a URL"
         raise ConfigError(message, operation="open")

@@ -119,7 +119,7 @@ def resume(session: Session, request: Request) -> Resumed:
         decision = _decide(session, head, request)
         if progress.newest is None and decision.candidates:
             progress.newest = decision.candidates[0].step
-        chosen = _choose(session, head, decision, request, progress)
+        chosen = _choose(session, decision, request, progress)
         row = None if chosen is None else chosen[0]
         claimed = session.claim(head, resume_from=row, branch=decision.branch, reason=reason)
         if isinstance(claimed, Lost):
@@ -184,7 +184,7 @@ def _at(head: Head, line: list[Row], step: int, url: str) -> Row:
 
 
 def _choose(
-    session: Session, head: Head, decision: _Decision, request: Request, progress: _Progress
+    session: Session, decision: _Decision, request: Request, progress: _Progress
 ) -> tuple[Row, Source, Prepared] | None:
     """Return the first candidate whose manifest and files are whole and that fits the objects; None to start fresh."""
     url = session.store.url
@@ -204,8 +204,8 @@ def _choose(
     if decision.candidates:
         reasons = "; ".join(f"step {item.step}: {item.reason}" for item in progress.skipped.values())
         message = (
-            f"{url}: none of the {len(progress.skipped)} newest checkpoints is whole ({reasons[:2000]}): restore the data, "
-            "or resume(fresh=True) to start anew beside them"
+            f"{url}: none of the {len(progress.skipped)} newest checkpoints is whole ({reasons[:2000]}): restore the "
+            "data, or resume(fresh=True) to start anew beside them"
         )
         raise CorruptionError(message, operation="resume", key=url)
     if request.required and not request.fresh:

@@ -50,7 +50,7 @@ def temporary(files: Files, folder: int, body: bytes) -> Iterator[str]:
 
 
 def place(files: Files, folder: int, name: str, new_name: str) -> Placed:
-    """Rename *name* to *new_name* if no file has that name."""
+    """Give the file *name* the name *new_name* if no file has it. It may keep the old one too: remove that yourself."""
     try:
         files.rename_noreplace(name, new_name, folder=folder)
         return "placed"
@@ -67,8 +67,6 @@ def place(files: Files, folder: int, name: str, new_name: str) -> Placed:
         if error.errno not in _NO_LINK:
             raise
         return "neither"
-    with suppress(OSError):
-        files.unlink(name, folder=folder)
     return "placed"
 
 

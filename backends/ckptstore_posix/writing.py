@@ -144,7 +144,7 @@ class PosixPartWriter:
     def _write_part(self, view: memoryview, offset: int) -> None:
         # The address of read-only memory can't be asked for; none that comes from Python is aligned.
         address = ctypes.addressof(ctypes.c_char.from_buffer(view)) if view and not view.readonly else 1
-        while view:
+        while view:  # empty, too, when a padded page went beyond its end
             written = self._write_some(view, offset, address)
             view, offset = _advance(view, offset, written)
             address += written
@@ -153,7 +153,7 @@ class PosixPartWriter:
         if self._direct is not None and not offset % PAGE and not address % PAGE:
             whole = view[: len(view) - len(view) % PAGE] or _page_of(view)
             try:
-                return min(self._files.pwrite(self._direct, whole, offset), len(view))
+                return self._files.pwrite(self._direct, whole, offset)
             except OSError as error:
                 if error.errno != errno.EINVAL:
                     raise

@@ -1,1 +1,1 @@
-"""Reading a checkpoint: which parts hold what is wanted, are their bytes those that were written, and where do they go."""
+"""Reading: which parts hold what is wanted, are their bytes those that were written, and where do they go?"""

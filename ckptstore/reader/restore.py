@@ -10,13 +10,15 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
+
 from ckptstore.errors import MismatchError
-from ckptstore.reader.targets import kind_of, shown, target_of
+from ckptstore.reader.modules import ModuleTarget
+from ckptstore.reader.optimizers import OptimizerTarget
+from ckptstore.reader.targets import GeneratorTarget, PlainTarget, StatefulTarget, kind_of, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    import torch
 
     from ckptstore.reader.source import Source
     from ckptstore.reader.targets import Target
@@ -70,7 +72,7 @@ class Prepared:
         for target in reversed(self._done):
             try:
                 target.undo()
-            except Exception:  # the others must be undone all the same
+            except Exception:  # noqa: BLE001 - the others must be undone all the same
                 _LOG.exception("%s: what it was before could not be restored", target.name)
 
     def _read(self, targets: Mapping[str, Target], direct: Mapping[str, torch.Tensor], verify: Verify) -> None:
@@ -124,7 +126,7 @@ def prepare(
     extra: dict[str, Any] = {}
     for name, live in states.items():
         if name in source.states:
-            targets[name] = target = target_of(source, name, live, strict=strict, strip=strip_prefix)
+            targets[name] = target = _target_of(source, name, live, strict=strict, strip=strip_prefix)
             problems.extend(target.check())
         elif strict:
             problems.append(f"{name}: the checkpoint has no such state; it has {shown(source.states) or 'none'}")
@@ -139,3 +141,17 @@ def prepare(
         if name not in states and source.kind(name) == "plain" and not source.references(name):
             extra[name] = source.decode(name, {})
     return Prepared(source, targets, extra)
+
+
+def _target_of(source: Source, name: str, live: Any, *, strict: bool, strip: str | None) -> Target:
+    """Return how *live* takes state *name*; MismatchError if what was saved is of another kind."""
+    kind, wanted = source.kind(name), kind_of(live)
+    if kind != wanted:
+        message = f"{name}: a {kind} state was saved, but a {wanted} one ({type(live).__name__}) was passed"
+        raise MismatchError(message, operation="restore", key=name)
+    if isinstance(live, torch.nn.Module):
+        return ModuleTarget(source, name, live, strict=strict, strip=strip)
+    if isinstance(live, torch.optim.Optimizer):
+        return OptimizerTarget(source, name, live, strict=strict, strip=strip)
+    made = {"generator": GeneratorTarget, "stateful": StatefulTarget, "plain": PlainTarget}[kind]
+    return made(source, name, live)

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Problem",
+    "Scratch",
     "VerifyReport",
     "check_part",
-    "Scratch",
     "digest_parts",
     "name_tensors",
     "open_manifest",

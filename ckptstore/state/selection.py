@@ -92,7 +92,7 @@ def matches(path: str, patterns: Sequence[str]) -> bool:
 
 
 def prune(tree: Json, path: str, keep: Callable[[str], bool], drop: Callable[[str], bool]) -> list[Json]:
-    """Return [*tree*], which stands at *path*, with only what *keep* accepts and *drop* does not; [] if nothing is left.
+    """Return [*tree*], which stands at *path*, with what *keep* accepts and *drop* does not; [] if nothing is left.
 
     A dict loses the entries that are not wanted; a list or any other container is kept or dropped as a whole.
     """

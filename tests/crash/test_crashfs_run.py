@@ -1,9 +1,8 @@
-"""A power cut at any moment of a run's life leaves every reported checkpoint whole, lists nothing else, wedges nothing."""
+"""A power cut at any moment leaves every reported checkpoint whole, lists nothing else, wedges nothing."""
 
 from __future__ import annotations
 
 import logging
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,12 +11,9 @@ from ckptstore.checkpoint import Run
 from ckptstore.run.alive import permit
 from ckptstore.run.changes import lineage
 from ckptstore.run.session import Lost, Session
+from ckptstore.testing.byte_saver import save
 from ckptstore.testing.crashfs import CrashFiles
 from ckptstore_posix import PosixConfig, PosixStore
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from byte_saver import save  # noqa: E402
 
 
 def open_on(files: CrashFiles) -> PosixStore:
@@ -28,7 +24,7 @@ def claim(session: Session) -> None:
     """Take the run over without watching: the writer before was on a machine that lost power."""
     while True:
         head = session.refresh()
-        reason = "new" if head.seq < 0 else permit(session.journal, head, session.me, True)  # noqa: FBT003
+        reason = "new" if head.seq < 0 else permit(session.journal, head, session.me, True)
         line = lineage(head.state)
         row = line[0] if line else None
         if not isinstance(session.claim(head, resume_from=row, branch=None, reason=reason), Lost):
@@ -88,6 +84,6 @@ def test_the_test_above_can_fail_when_folders_are_not_synced() -> None:
         if cut.after >= told[10]:
             try:
                 lost += [item.step for item in Run(open_on(cut.files)).checkpoints()] != [10]
-            except Exception:  # noqa: BLE001 - whatever a broken disk does to a reader, it is a loss
+            except Exception:
                 lost += 1
     assert lost

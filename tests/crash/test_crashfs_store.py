@@ -224,6 +224,21 @@ def test_a_folder_that_was_emptied_and_made_again_is_made_durable_again() -> Non
             assert found_on(cut.files, "pins/b") == {"pins/b": b"y"}
 
 
+def test_a_folder_that_was_emptied_is_not_trusted_when_another_process_made_it_again() -> None:
+    files = CrashFiles()
+    store = open_on(files)
+    store.put("pins/a", b"x")
+    store.delete(["pins/a"])
+    files.fail("fsync", errno.EIO, about="/disk/run", lasting=True)  # the other process is killed before its sync
+    with pytest.raises(UnavailableError):
+        open_on(files).put("pins/other", b"x")
+    files.heal()
+    store.put("pins/b", b"y")
+    for cut in files.cuts():
+        if cut.after >= len(files.changes):
+            assert found_on(cut.files, "pins/b") == {"pins/b": b"y"}
+
+
 @pytest.mark.parametrize("nth", range(1, 6))
 def test_a_folder_that_a_killed_process_made_is_synced_by_the_next_one(nth: int) -> None:
     files = CrashFiles()

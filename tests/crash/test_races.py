@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,13 +12,11 @@ from ckptstore.errors import AlreadyExistsError, FencedError
 from ckptstore.opening import open_store
 from ckptstore.run.changes import lineage
 from ckptstore.run.session import Lost, Session
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from byte_saver import save  # noqa: E402
+from ckptstore.testing.byte_saver import save
 
 if TYPE_CHECKING:
     from multiprocessing.synchronize import Barrier
+    from pathlib import Path
 
 ROUNDS = 100
 

@@ -11,17 +11,16 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from ckptstore.checkpoint import Run
 from ckptstore.opening import open_store
+from ckptstore.testing.byte_saver import body_of
 
-SAVER = Path(__file__).parent / "byte_saver.py"
-sys.path.insert(0, str(SAVER.parent))
-
-from byte_saver import body_of  # noqa: E402
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = [
     pytest.mark.timeout(600),
@@ -43,7 +42,7 @@ def save(root: Path, *steps: int, strace: tuple[str, ...] = ()) -> list[str]:
     """Run the saver, under strace with these options if any; return what it reported."""
     tracer = ["strace", "-f", "-qq", "-o", "/dev/null", *strace] if strace else []
     ran = subprocess.run(
-        [*tracer, sys.executable, str(SAVER), str(root), *map(str, steps)],
+        [*tracer, sys.executable, "-m", "ckptstore.testing.byte_saver", str(root), *map(str, steps)],
         capture_output=True,
         text=True,
         timeout=120,
@@ -59,7 +58,10 @@ def points(seeded: Path, scratch: Path) -> dict[str, range]:
     trace = scratch / "trace"
     options = ["strace", "-f", "-qq", "-o", str(trace), "-e", f"trace={','.join(CALLS)}"]
     subprocess.run(
-        [*options, sys.executable, str(SAVER), str(root), "2"], capture_output=True, timeout=120, check=True
+        [*options, sys.executable, "-m", "ckptstore.testing.byte_saver", str(root), "2"],
+        capture_output=True,
+        timeout=120,
+        check=True,
     )
     counts: collections.Counter[str] = collections.Counter()
     first: dict[str, int] = {}
@@ -109,7 +111,7 @@ def test_a_kill_at_any_system_call_loses_nothing(seeded: Path, tmp_path: Path, c
 
 
 @pytest.mark.parametrize(
-    ("call", "error"),
+    "call,error",
     [("fsync", "EIO"), ("pwrite64", "ENOSPC"), ("pwrite64", "EIO"), ("renameat2", "EIO"), ("mkdirat", "ENOSPC")],
 )
 def test_an_error_at_any_system_call_fails_loudly_and_loses_nothing(

@@ -34,8 +34,8 @@ def test_the_forms_that_are_understood(every: Any, expected: Cadence | None) -> 
 
 @pytest.mark.parametrize(
     "every",
-    [0, -1, True, 1.5, "", "steps", "0 steps", "-5", "1.5 steps", "0 min", "5 parsecs", "5 steps or", "5 or 6", "1 h or 2 s",
-     "5 steps and 1 h", "9" * 400, "٣ steps", "1e3", [500], b"500"],
+    [0, -1, True, 1.5, "", "steps", "0 steps", "-5", "1.5 steps", "0 min", "5 parsecs", "5 steps or", "5 or 6",
+     "1 h or 2 s", "5 steps and 1 h", "9" * 400, "٣ steps", "1e3", [500], b"500"],
     ids=repr,
 )  # fmt: skip
 def test_anything_else_is_refused_with_the_forms_there_are(every: Any) -> None:
@@ -44,7 +44,8 @@ def test_anything_else_is_refused_with_the_forms_there_are(every: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "step,last,due", [(1, 0, False), (10, 0, True), (10, 10, False), (19, 10, False), (20, 10, True), (35, 10, True), (0, 0, False)]
+    "step,last,due",
+    [(1, 0, False), (10, 0, True), (10, 10, False), (19, 10, False), (20, 10, True), (35, 10, True), (0, 0, False)],
 )
 def test_a_multiple_that_was_reached_or_crossed_makes_a_save_due(step: int, last: int, *, due: bool) -> None:
     assert Cadence(steps=10).due(step, last, 1e9) is due

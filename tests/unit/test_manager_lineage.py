@@ -67,7 +67,9 @@ def test_an_abandoned_step_is_found_while_it_is_the_only_one_and_listed_when_it_
         manager.resume(step=100, x=[0], branch_again=True)
     assert steps_of(url) == [100]
     assert x_of(url, step=200) == 200
-    with pytest.raises(NotFoundError, match=r"step 150 is on several abandoned branches; choose one of seq=\d+, seq=\d+"):
+    with pytest.raises(
+        NotFoundError, match=r"step 150 is on several abandoned branches; choose one of seq=\d+, seq=\d+"
+    ):
         open_run(url).at(step=150)
     with pytest.raises(NotFoundError, match="has no step 7; newest steps here: 100"):
         open_run(url).at(step=7)
@@ -167,7 +169,7 @@ def test_latest_is_what_is_durable_whoever_wrote_it() -> None:
         assert watching.latest().step == 1  # type: ignore[union-attr]
         assert watching.run_uid is not None
         manager.save(2, x=1, wait=True)
-        assert watching.latest().step == manager.latest().step == 2  # type: ignore[union-attr]
+        assert watching.latest().step == manager.latest().step == 2
 
 
 def test_two_managers_of_one_process_share_the_run_and_neither_fences_the_other() -> None:

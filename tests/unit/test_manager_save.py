@@ -243,7 +243,7 @@ def test_a_closed_manager_says_so_and_closing_twice_is_fine() -> None:
         lambda: manager.save(2, x=1),
         lambda: manager.step(2, x=1),
         lambda: manager.resume(x=1),
-        lambda: manager.latest(),
+        manager.latest,
     ]
     for call in calls:
         with pytest.raises(ConfigError, match="closed"):
@@ -261,10 +261,15 @@ def test_a_manager_and_a_handle_refuse_to_be_pickled_or_copied() -> None:
 
 def test_an_error_in_the_block_is_not_masked_by_closing() -> None:
     url = new_url()
-    with pytest.raises(RuntimeError, match="training broke"), CheckpointManager(url) as manager:
-        manager.save(1, x=1)
-        message = "training broke"
-        raise RuntimeError(message)
+
+    def train() -> None:
+        with CheckpointManager(url) as manager:
+            manager.save(1, x=1)
+            message = "training broke"
+            raise RuntimeError(message)
+
+    with pytest.raises(RuntimeError, match="training broke"):
+        train()
     assert open_run(url).latest().step == 1  # type: ignore[union-attr]
 
 
@@ -276,7 +281,8 @@ def test_making_a_manager_writes_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"takeover": "yes"}, {"takeover": 1}, {"every": "now"}, {"metadata": {"a": {1}}}, {"storage_options": {"a": 1}}]
+    "options",
+    [{"takeover": "yes"}, {"takeover": 1}, {"every": "now"}, {"metadata": {"a": {1}}}, {"storage_options": {"a": 1}}],
 )
 def test_a_wrong_option_is_refused_when_the_manager_is_made(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):

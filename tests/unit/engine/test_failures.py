@@ -232,7 +232,6 @@ def test_the_same_step_again_after_an_unknown_outcome_is_refused_before_any_work
         with pytest.raises(AlreadyExistsError, match="step 2 is not above 2"):
             manager.save(2, weight=WEIGHT)
         assert store.calls["create"] == creates
-        assert manager.step is not None
         assert manager.save(2, if_exists="skip", weight=WEIGHT).status == "skipped"
         asked = store.calls
         manager.save(2, if_exists="skip", weight=WEIGHT)
@@ -300,7 +299,6 @@ def test_close_gives_up_at_its_limit_names_the_steps_and_leaves_the_run_to_the_w
     manager.save(1, weight=WEIGHT)
     manager._engine.wait(LIMIT_S)
     with store.hold("write") as gate:
-        manager._engine._keep_failures = True
         with pytest.raises(StorageFullError):
             manager.wait()
         manager.save(2, weight=WEIGHT)

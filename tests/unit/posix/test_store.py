@@ -160,6 +160,7 @@ def test_names_that_no_key_can_have_are_not_listed(store: PosixStore, root: Path
         (root / "data" / name).write_bytes(b"x")
         (root / f"{name}-folder").mkdir()
         (root / f"{name}-folder" / "inside").write_bytes(b"x")
+        (root / f"{name}-folder" / ".tmp-inside").write_bytes(b"x")
     assert [info.key for info in store.list("")] == ["data/a"]
     assert list(store.uploads("")) == []
 
@@ -270,6 +271,15 @@ def test_a_listing_goes_on_when_a_folder_vanishes(store: PosixStore, root: Path)
     shutil.rmtree(root / "data" / "b")
     shutil.rmtree(root / "data" / "a")
     assert [info.key for info in listing] == ["data/c/0", "data/c/1", "data/c/2"]
+
+
+def test_a_folder_that_vanishes_while_it_is_entered_holds_nothing() -> None:
+    files = CrashFiles()
+    store = on(files)
+    for key in ("data/a/0", "data/b/0", "data/c/0"):
+        store.put(key, b"x")
+    files.fail("scandir", errno.ENOENT, about="b")
+    assert [info.key for info in store.list("data/")] == ["data/a/0", "data/c/0"]
 
 
 def test_thousands_of_objects_are_listed_in_order_with_few_descriptors(store: PosixStore, root: Path) -> None:

@@ -20,6 +20,7 @@ from tests.unit.reader.training import Training, new_url
 from tests.unit.state.same import assert_same
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from ckptstore.testing.raw import RawView
@@ -79,7 +80,7 @@ def everything(seed: int) -> dict[str, Any]:
     }
 
 
-def content(states: dict[str, Any]) -> Any:
+def content(states: dict[str, Any]) -> tuple[Any, ...]:
     """Return a copy of all that can change, the generators' and the addresses of tensors included."""
     found: dict[str, Any] = {"rng": torch.get_rng_state()}
     for name, item in states.items():
@@ -105,28 +106,36 @@ def truncate(raw: RawView, key: str) -> None:
     raw.write(key, body[: len(body) // 2])
 
 
-DAMAGE = {
-    "payload": lambda raw, step: [flip(raw, key, -5) for key in keys(raw, "payload", step)],
-    "header": lambda raw, step: [flip(raw, key, 100) for key in keys(raw, "payload", step)],
-    "manifest": lambda raw, step: [flip(raw, key, 1000) for key in keys(raw, "manifest", step)],
-    "no payload": lambda raw, step: [raw.delete(key) for key in keys(raw, "payload", step)],
-    "no manifest": lambda raw, step: [raw.delete(key) for key in keys(raw, "manifest", step)],
-    "truncated": lambda raw, step: [truncate(raw, key) for key in keys(raw, "payload", step)],
-    "short manifest": lambda raw, step: [truncate(raw, key) for key in keys(raw, "manifest", step)],
+def damage(raw: RawView, how: str, step: int) -> None:
+    """Damage the checkpoint of a step."""
+    part = "manifest" if "manifest" in how else "payload"
+    for key in keys(raw, part, step):
+        DAMAGE[how](raw, key)
+
+
+DAMAGE: dict[str, Callable[[RawView, str], None]] = {
+    "payload": lambda raw, key: flip(raw, key, -5),
+    "header": lambda raw, key: flip(raw, key, 100),
+    "manifest": lambda raw, key: flip(raw, key, 1000),
+    "no payload": lambda raw, key: raw.delete(key),
+    "no manifest": lambda raw, key: raw.delete(key),
+    "truncated": truncate,
+    "short manifest": truncate,
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("how", DAMAGE)
 def test_a_damaged_checkpoint_changes_nothing_and_the_next_older_is_resumed(
-    run: tuple[Any, RawView], damage: str, caplog: pytest.LogCaptureFixture
+    run: tuple[Any, RawView], how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     where, raw = run
     save_steps(where)
-    assert DAMAGE[damage](raw, 3)
+    damage(raw, how, 3)
     live = everything(9)
     before = content(live)
     found = open_run(where)
-    for call in (lambda: found.at(step=3).restore(**live), lambda: found.at(step=3).load()):
+    calls: list[Callable[[], object]] = [lambda: found.at(step=3).restore(**live), found.at(step=3).load]
+    for call in calls:
         with pytest.raises(CorruptionError, match=keys(raw, "payload", 2)[0][:14]):
             call()
     assert_same(content(live), before)
@@ -137,7 +146,7 @@ def test_a_damaged_checkpoint_changes_nothing_and_the_next_older_is_resumed(
         with pytest.raises(CorruptionError):
             manager.resume(step=3, **live)
         assert_same(content(live), before)
-        if damage not in {"payload", "header"}:  # those are found when the payload is read: after the claim
+        if how not in {"payload", "header"}:  # those are found when the payload is read: after the claim
             assert keys(raw, "journal") == journal
         with caplog.at_level(logging.WARNING):
             resumed = manager.resume(**live)
@@ -152,14 +161,14 @@ def test_a_damaged_checkpoint_changes_nothing_and_the_next_older_is_resumed(
     assert not found.verify().ok
 
 
-@pytest.mark.parametrize("damage", ["payload", "no manifest"])
+@pytest.mark.parametrize("how", ["payload", "no manifest"])
 def test_when_every_checkpoint_is_damaged_the_error_names_the_way_out_and_nothing_changes(
-    run: tuple[Any, RawView], damage: str
+    run: tuple[Any, RawView], how: str
 ) -> None:
     where, raw = run
     save_steps(where, (1, 2))
     for step in (1, 2):
-        DAMAGE[damage](raw, step)
+        damage(raw, how, step)
     live = everything(9)
     before = content(live)
     with CheckpointManager(where) as manager:
@@ -179,7 +188,10 @@ def test_an_object_that_refuses_leaves_every_other_as_it_was(run: tuple[Any, Raw
     live = everything(9)
     live["picky"].takes = (9,)
     before = content(live)
-    with CheckpointManager(where) as manager, pytest.raises(MismatchError, match="picky: Picky refused.*do not like 3"):
+    with (
+        CheckpointManager(where) as manager,
+        pytest.raises(MismatchError, match=r"picky: Picky refused.*do not like 3"),
+    ):
         manager.resume(step=step, **live)
     assert_same(content(live), before)
     assert live["picky"].trace == [3, 9]
@@ -248,7 +260,7 @@ def test_a_module_whose_hook_refuses_is_undone_to_the_bit() -> None:
     with CheckpointManager(url) as manager:
         manager.save(1, model=Refuses(nn.Linear(2, 2), nn.BatchNorm1d(2)), list=[1])
     live = Refuses(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    live.register_load_state_dict_post_hook(refuse)  # after the tensors were copied
+    live.register_load_state_dict_post_hook(refuse)  # type: ignore[no-untyped-call]  # after tensors were copied
     items = [0]
     before = copy.deepcopy(live.state_dict())
     with CheckpointManager(url) as manager:
@@ -265,7 +277,7 @@ def test_a_module_whose_hook_refuses_is_undone_to_the_bit() -> None:
 def test_inline_verification_finds_the_damage_too(run: tuple[Any, RawView], verify: Literal["full", "inline"]) -> None:
     where, raw = run
     save_steps(where)
-    DAMAGE["payload"](raw, 3)
+    damage(raw, "payload", 3)
     live = everything(9)
     with pytest.raises(CorruptionError, match="tensors there: "):
         open_run(where).at(step=3).restore(verify=verify, **live)
@@ -273,16 +285,35 @@ def test_inline_verification_finds_the_damage_too(run: tuple[Any, RawView], veri
         assert manager.resume(verify=verify, **live).step == 2
 
 
+def test_damage_in_the_last_part_leaves_what_the_first_parts_hold_unchanged(run: tuple[Any, RawView]) -> None:
+    where, raw = run
+
+    def objects(value: float) -> dict[str, Any]:
+        layers = nn.ModuleList(nn.Linear(1, 3 << 20, bias=False) for _ in range(3))  # 12 MiB each, over 16 MiB parts
+        for item in layers.parameters():
+            nn.init.constant_(item, value)
+        return {"layers": layers, "picky": Picky(int(value), (1, 9)), "list": [value]}
+
+    with CheckpointManager(where, rng=False) as manager:
+        manager.save(1, **objects(1.0), wait=True)
+    flip(raw, keys(raw, "payload")[0], -5)
+    live = objects(9.0)
+    with pytest.raises(CorruptionError, match=r"tensors there: layers/2\.weight"):
+        open_run(where).at(step=1).restore(**live)
+    assert all(torch.equal(item, torch.full_like(item, 9.0)) for item in live["layers"].parameters())
+    assert (live["picky"].value, live["picky"].trace, live["list"]) == (9, [], [9.0])
+
+
 def test_sizes_alone_let_damaged_bytes_through_and_missing_ones_not(run: tuple[Any, RawView]) -> None:
     where, raw = run
     save_steps(where)
-    DAMAGE["payload"](raw, 3)
-    DAMAGE["truncated"](raw, 2)
+    damage(raw, "payload", 3)
+    damage(raw, "truncated", 2)
     live = everything(9)
     found = open_run(where)
     found.at(step=3).restore(verify="sizes", **live)
     found.at(step=3).load(verify="sizes")
-    with pytest.raises(CorruptionError, match="has [0-9]+ bytes instead of"):
+    with pytest.raises(CorruptionError, match=r"has [0-9]+ bytes instead of"):
         found.at(step=2).restore(verify="sizes", **live)
 
 
@@ -331,7 +362,7 @@ def test_an_input_output_error_of_a_remote_store_is_unavailability() -> None:
 def test_a_checkpoint_marked_damaged_is_passed_over_again_and_training_goes_on_below_it() -> None:
     url = new_url()
     save_steps(url)
-    DAMAGE["payload"](raw_of(url), 3)
+    damage(raw_of(url), "payload", 3)
     live = everything(9)
     with CheckpointManager(url) as manager:
         assert manager.resume(**live).lost_steps == 1
@@ -354,7 +385,7 @@ def test_a_checkpoint_marked_damaged_is_passed_over_again_and_training_goes_on_b
 def test_damage_found_after_the_claim_is_marked_even_when_nothing_older_is_left() -> None:
     url = new_url()
     save_steps(url, (1,))
-    DAMAGE["payload"](raw_of(url), 1)
+    damage(raw_of(url), "payload", 1)
     with CheckpointManager(url) as manager, pytest.raises(CorruptionError, match="none of the 1 newest"):
         manager.resume(**everything(9))
     assert [item.damaged for item in open_run(url).checkpoints(all=True)] == [True]

@@ -20,6 +20,8 @@ from tests.unit.reader.training import Training, new_url
 from tests.unit.state.same import assert_same
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ckptstore.testing.raw import RawView
 
 FLIPS = {"payload": 80, "header": 60, "manifest": 80, "journal": 80, "RUN.json": 20}
@@ -68,8 +70,8 @@ def test_no_single_bit_is_inverted_unnoticed(kind: str, tmp_path: Path, caplog: 
         body = raw.read(key)
         assert body is not None
         flip(raw, key, bit)
-        reading = {
-            "full load": lambda: intact.load(),
+        reading: dict[str, Callable[[], object]] = {
+            "full load": intact.load,
             "partial load": lambda: intact.load(only="model"),
             "one tensor": lambda: intact.tensor(name),
             "restore": lambda: intact.restore(**training.states()),
@@ -89,7 +91,8 @@ def test_no_single_bit_is_inverted_unnoticed(kind: str, tmp_path: Path, caplog: 
             caplog.clear()
             with caplog.at_level(logging.WARNING):
                 steps = [item.step for item in open_run(url).checkpoints()]
-            if (key == newest or what == "RUN.json") == (f"{'RUN.json' if what == 'RUN.json' else 'record'}" not in caplog.text):
+            said = ("RUN.json" if what == "RUN.json" else "journal record") in caplog.text
+            if said != (key in {newest, "RUN.json"}):
                 wrong.append((what, bit, "open", caplog.text))
             if steps != ([1] if key == newest else [1, 2]):
                 wrong.append((what, bit, "checkpoints", steps))
@@ -113,7 +116,7 @@ def test_a_partial_read_proves_the_parts_it_touches_and_no_others() -> None:
     assert_same(found.load(only=["state/a", "seed"]), {"state": {"a": state["a"]}, "seed": 1})
     assert_same(found.tensor("state/a"), state["a"])
     for read in (
-        lambda: found.load(),
+        found.load,
         lambda: found.load(only="state/c"),
         lambda: found.tensor("state/c"),
         lambda: found.restore(state=copy.deepcopy(state)),
@@ -140,7 +143,7 @@ def test_a_swap_of_two_whole_containers_is_found() -> None:
         open_run(url).latest().load()  # type: ignore[union-attr]
     first, second = (keys(raw, "manifest", step)[0] for step in (1, 2))
     raw.write(second, raw.read(first) or b"")
-    with pytest.raises(CorruptionError, match="000000000002-.*MANIFEST"):
+    with pytest.raises(CorruptionError, match=r"000000000002-.*MANIFEST"):
         open_run(url).latest().load()  # type: ignore[union-attr]
     first, second = keys(raw, "journal")[-2:]
     raw.write(second, raw.read(first) or b"")

@@ -110,7 +110,7 @@ def test_only_what_is_asked_for_is_read() -> None:
 def test_a_pattern_that_chooses_nothing_is_refused_with_what_there_is(pattern: str) -> None:
     checkpoint = saved(**sample())
     for arguments in ({"only": pattern}, {"skip": ["seed", pattern]}):
-        with pytest.raises(NotFoundError, match="holds nothing at .*its states are model, nothing, name"):
+        with pytest.raises(NotFoundError, match=r"holds nothing at .*its states are model, nothing, name"):
             checkpoint.load(**arguments)
 
 
@@ -251,7 +251,7 @@ def test_a_forged_manifest_is_refused_before_anything_is_allocated(case: str) ->
     checkpoint = forged(edit)
     live = {"weight": torch.zeros(4), "bias": torch.ones(2)}
     for read in (
-        lambda: checkpoint.load(),
+        checkpoint.load,
         lambda: checkpoint.tensor("model/weight"),
         lambda: checkpoint.restore(model=live),
     ):

@@ -67,7 +67,7 @@ class Training:
         tokens = torch.randint(11, (4,))
         loss = nn.functional.cross_entropy(self.model(tokens).float(), tokens)
         self.optimizer.zero_grad()
-        self.scaler.scale(loss).backward()
+        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         self.scaler.step(self.optimizer)
         self.scaler.update()
         if isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):

@@ -1,6 +1,6 @@
 """Save checkpoints of plain bytes through the run layer, without torch: quick enough to be killed a hundred times.
 
-    python byte_saver.py FOLDER STEP STEP …      prints each step once it is reported committed
+python -m ckptstore.testing.byte_saver FOLDER STEP STEP …      prints each step once it is reported committed
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from ckptstore.run.changes import lineage
 from ckptstore.run.manifest import FileEntry, Manifest, encode_manifest, manifest_ref
 from ckptstore.run.session import Lost, Session
 from ckptstore.state.digest import file_digest, part_digest
+
+__all__ = ["body_of", "claim", "save"]
 
 PART_BYTES = 64 * 1024
 
@@ -69,7 +71,7 @@ def save(session: Session, step: int) -> None:
         tensors={},
         tree={"states": {}, "rng": None},
     )
-    encoded, n_bytes = encode_manifest(manifest, lambda name, _: entry)
+    encoded, n_bytes = encode_manifest(manifest, lambda *_: entry)
     session.store.put(session.journal.layout.manifest(attempt.name), encoded)
     session.commit(attempt, manifest=manifest_ref(encoded), n_bytes=n_bytes, metrics={}, tags=(), permanent=False)
 
