@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ckptstore.run.manifest import Manifest
     from ckptstore.store import CheckpointStore
 
-__all__ = ["Checkpoint", "Run", "RunReport"]
+__all__ = ["Checkpoint", "Run", "RunReport", "check_vacant"]
 
 _LOG = logging.getLogger(__name__)
 _SHOWN_NAMES = 50
@@ -348,6 +348,19 @@ def _top_names(store: CheckpointStore) -> list[str]:
         names.append(name)
         after = f"{name}0" if slash else name  # "0" is the character after "/": past everything in that folder
     return names
+
+
+def check_vacant(store: CheckpointStore) -> None:
+    """Refuse to begin a run where other runs or a copied checkpoint are; other files are no one's business.
+
+    Raises:
+        ConfigError: this address is a folder of runs, or a single checkpoint.
+    """
+    names = _top_names(store)
+    if MANIFEST_NAME in names or any(_holds(store, f"{name}/{RUN_KEY}") for name in names):
+        what = "a single checkpoint" if MANIFEST_NAME in names else f"a folder of runs ({', '.join(names)[:300]})"
+        message = f"{store.url} is {what}: a new run needs an address of its own, such as {store.url}/new"
+        raise ConfigError(message, operation="claim", key=store.url)
 
 
 def _not_a_run(store: CheckpointStore, names: list[str]) -> NotFoundError:

@@ -12,6 +12,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from ckptstore.checkpoint import check_vacant
 from ckptstore.errors import CkptStoreError, CorruptionError, NotFoundError, UnavailableError, UnsupportedError
 from ckptstore.reader.restore import prepare
 from ckptstore.reader.source import open_source
@@ -137,7 +138,10 @@ def resume(session: Session, request: Request) -> Resumed:
 
 
 def _may_claim(session: Session, head: Head, request: Request) -> str:
-    return "the run is new" if head.seq < 0 else permit(session.journal, head, session.me, request.takeover)
+    if head.seq < 0:
+        check_vacant(session.store)
+        return "the run is new"
+    return permit(session.journal, head, session.me, request.takeover)
 
 
 def _decide(session: Session, head: Head, request: Request) -> _Decision:

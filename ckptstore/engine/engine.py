@@ -164,8 +164,9 @@ class Engine:
         save = Save(self._session, captured, request, image, self._workers.submit, self._clock)
         save.timings.wait_s = self._clock.monotonic() - started
         entry = _Entry(save, handle)
-        guarded = captured.guarded if image.holds_all else frozenset()
-        later = Later({name: captured.tensors[name] for name in guarded}, handle, self._clock) if guarded else None
+        guarded = captured.guarded if image.holds_all else ()
+        beside = {name: tensor for name, tensor in captured.tensors.items() if name in guarded}
+        later = Later(beside, handle, self._clock) if beside else None
         try:
             with self._changed:
                 self._line.append(entry)
@@ -174,7 +175,7 @@ class Engine:
                 image.stage(captured.tensors, save.part_staged, threads=COPY_THREADS)
                 self._staged(entry)
             else:
-                image.copy_now({name: tensor for name, tensor in captured.tensors.items() if name not in guarded})
+                image.copy_now({name: tensor for name, tensor in captured.tensors.items() if name not in beside})
                 self._copy_beside_training(entry, later)
         except BaseException as error:
             before = save.failure

@@ -30,7 +30,7 @@ __all__ = ["Kind", "Source", "open_source"]
 
 Kind = Literal["stateful", "plain", "generator"]
 _KINDS = ("stateful", "plain", "generator")
-_MAX_DIMS = 64
+_MAX_DIMS = 1024
 _MAX_ELEMENTS = 1 << 62  # torch counts strides in 64 bits, even around no elements
 
 

@@ -172,6 +172,25 @@ def test_a_single_checkpoint_copied_elsewhere_opens_as_detached(
         ckptstore.open_run(tmp_path / "copy")
 
 
+def test_no_run_is_begun_in_a_folder_of_runs_or_in_a_copied_checkpoint(tmp_path: Path) -> None:
+    ckptstore.save(tmp_path / "run", 1, x=1)
+    (attempt,) = (tmp_path / "run" / "data").glob("*/*")
+    for place, what in ((tmp_path, r"a folder of runs \(run\)"), (attempt, "a single checkpoint")):
+        before = sorted(place.iterdir())
+        with (
+            ckptstore.CheckpointManager(place) as manager,
+            pytest.raises(ConfigError, match=f"is {what}: a new run needs an address of its own"),
+        ):
+            manager.resume(x=1)
+        assert sorted(place.iterdir()) == before
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.yaml").write_text("mine")
+    with ckptstore.CheckpointManager(tmp_path / "other") as manager:  # files of the user's beside it are fine
+        manager.resume(x=1)
+        manager.save(1, x=1)
+    assert ckptstore.load(tmp_path / "other") == {"x": 1}
+
+
 @pytest.mark.parametrize("change", [{"version": 2}, {"requires": ["teleport"]}])
 def test_a_run_of_a_newer_format_is_refused_by_readers_and_writers_and_left_alone(
     tmp_path: Path, change: dict[str, Any]

@@ -394,6 +394,21 @@ def test_a_run_whose_writer_never_closed_goes_on_and_the_old_writer_is_fenced() 
     killed.close()
 
 
+def test_numbers_drawn_while_loading_do_not_disturb_those_that_training_goes_on_with() -> None:
+    class Draws(Loader):
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            super().load_state_dict({**state, "order": np.random.permutation(5)})  # noqa: NPY002
+            torch.rand(3)
+
+    url = new_url()
+    with CheckpointManager(url) as manager:
+        manager.save(1, loader=Draws(), wait=True)
+        expected = global_draws()
+    with CheckpointManager(url) as manager:
+        manager.resume(loader=Draws())
+    assert global_draws() == expected
+
+
 def test_without_the_generators_the_numbers_go_on_as_they_were() -> None:
     url = new_url()
     with CheckpointManager(url, rng=False) as manager:

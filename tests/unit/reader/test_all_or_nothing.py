@@ -258,19 +258,19 @@ def test_a_module_whose_hook_refuses_is_undone_to_the_bit() -> None:
 
     url = new_url()
     with CheckpointManager(url) as manager:
-        manager.save(1, model=Refuses(nn.Linear(2, 2), nn.BatchNorm1d(2)), list=[1])
+        manager.save(1, model=Refuses(nn.Linear(2, 2), nn.BatchNorm1d(2)), list=[1], anchor=torch.ones(2))
     live = Refuses(nn.Linear(2, 2), nn.BatchNorm1d(2))
     live.register_load_state_dict_post_hook(refuse)  # type: ignore[no-untyped-call]  # after tensors were copied
-    items = [0]
+    items, anchor = [0], torch.zeros(2)
     before = copy.deepcopy(live.state_dict())
     with CheckpointManager(url) as manager:
         with pytest.raises(MismatchError, match="model: Refuses refused the saved state: not today"):
-            manager.resume(list=items, model=live)
+            manager.resume(list=items, anchor=anchor, model=live)
         assert_same(live.state_dict(), before)
-        assert items == [0]
+        assert (items, anchor.tolist()) == ([0], [0.0, 0.0])
         live.refuses = False
-        manager.resume(list=items, model=live)
-        assert items == [1]
+        manager.resume(list=items, anchor=anchor, model=live)
+        assert (items, anchor.tolist()) == ([1], [1.0, 1.0])
 
 
 @pytest.mark.parametrize("verify", ["full", "inline"])
