@@ -4,8 +4,9 @@ The training thread waits for a free image, copies the state into it, and goes o
 in the order they were made and brings each to its commit; parts are written by a few more. What fails in the background
 is kept until a call on the training thread raises it.
 
-One line of saves holds everything: a save that stands in it owns its image, and leaving the line is what gives the
-image back. So an interrupt on the training thread, wherever it comes, can neither lose an image nor hand one out twice.
+One line of saves says what is in use: a save that stands in it owns its image until it needs none any more. No counter
+and no list of free images has to agree with it, so an interrupt on the training thread, wherever it comes, can neither
+lose an image nor hand one out twice.
 """
 
 from __future__ import annotations
@@ -53,18 +54,19 @@ class _Entry:
     """A save in the line, and who waits for it.
 
     Attributes:
-        staged: Nothing copies into the image any more, and the caller of save has seen an error of its own.
+        image: The memory it owns; None once it needs none, which makes room for the next: it was committed, failed, or
+            gave way to a newer one, and stays in the line only until that was told.
+        staged: Nothing copies into the image any more.
         started: The publisher has begun it.
-        superseded: It will not be begun.
         seen: The caller of save got its error.
     """
 
-    def __init__(self, save: Save, handle: SaveHandle) -> None:
+    def __init__(self, save: Save, handle: SaveHandle, image: Image) -> None:
         self.save = save
         self.handle = handle
+        self.image: Image | None = image
         self.staged = False
         self.started = False
-        self.superseded = False
         self.seen = False
 
 
@@ -130,13 +132,13 @@ class Engine:
     def pending(self) -> list[SaveHandle]:
         """The saves in flight, oldest first."""
         with self._changed:
-            return [entry.handle for entry in self._line if not entry.superseded]
+            return [entry.handle for entry in self._line if entry.image is not None]
 
     @property
     def bytes_in_flight(self) -> int:
         """Bytes that are staged, or being staged, and not durable."""
         with self._changed:
-            return sum(entry.save.image.plan.n_bytes for entry in self._line if not entry.superseded)
+            return sum(image.plan.n_bytes for image in self._owned())
 
     def save(self, captured: Captured, request: SaveRequest, handle: SaveHandle, *, patient: bool = False) -> bool:
         """Stage *captured* and return; it is written and committed in the background, after those before it.
@@ -163,7 +165,7 @@ class Engine:
         image.begin()
         save = Save(self._session, captured, request, image, self._workers.submit, self._clock)
         save.timings.wait_s = self._clock.monotonic() - started
-        entry = _Entry(save, handle)
+        entry = _Entry(save, handle, image)
         guarded = captured.guarded if image.holds_all else ()
         beside = {name: tensor for name, tensor in captured.tensors.items() if name in guarded}
         later = Later(beside, handle, self._clock) if beside else None
@@ -265,7 +267,8 @@ class Engine:
             busy = not self._has_room(plan)
             replaced = self._replaceable() if busy and policy == "replace" else None
             if replaced is not None:
-                replaced.superseded = True  # from here on the publisher drops it, should we be interrupted
+                replaced.save.let_go()
+                replaced.image = None  # from here on the publisher drops it, should we be interrupted
         if busy and policy == "skip":
             return False
         if replaced is not None:
@@ -284,16 +287,22 @@ class Engine:
                     )
         return True
 
+    def _owned(self) -> list[Image]:
+        return [entry.image for entry in self._line if entry.image is not None]
+
     def _has_room(self, plan: SavePlan) -> bool:
-        if len(self._line) >= self._max_pending:
+        owned = self._owned()
+        if len(owned) >= self._max_pending:
             return False
-        if self._memory_bytes is None or not self._line:
+        if self._memory_bytes is None or not owned:
             return True
-        taken = sum(entry.save.image.n_bytes for entry in self._line)
-        return taken + plan.staging_bytes <= self._memory_bytes
+        return sum(image.n_bytes for image in owned) + plan.staging_bytes <= self._memory_bytes
 
     def _replaceable(self) -> _Entry | None:
-        return next((entry for entry in reversed(self._line) if entry.staged and not entry.started), None)
+        for entry in reversed(self._line):
+            if entry.image is not None and entry.staged and not entry.started:
+                return entry
+        return None
 
     def _plan_of(self, captured: Captured) -> SavePlan:
         """Return the plan of this state; it, and with it the images, are kept while the state's form is."""
@@ -304,7 +313,7 @@ class Engine:
     def _image(self, plan: SavePlan) -> Image:
         """Return an image that no save in the line owns. Memory of other forms goes back before any is taken."""
         with self._changed:
-            owned = {id(entry.save.image) for entry in self._line}
+            owned = {id(image) for image in self._owned()}
         self._images = [image for image in self._images if id(image) in owned or image.plan is plan]
         free = next((image for image in self._images if id(image) not in owned), None)
         if free is not None:
@@ -339,7 +348,8 @@ class Engine:
     def _copy_later(self, entry: _Entry, later: Later) -> None:
         if not later.take():
             return
-        image, save = entry.save.image, entry.save
+        save, image = entry.save, entry.image
+        assert image is not None  # it is ours until the copy ends
         parts = [[copy.name for copy in part.copies] for part in image.plan.parts]
 
         def part_staged(number: int) -> None:
@@ -362,7 +372,7 @@ class Engine:
         save.staged()
         handle.staged()
         timings = save.timings
-        n_bytes = save.image.plan.n_bytes
+        n_bytes = save.plan.n_bytes
         self._observe(
             StagingDone(step=handle.step, n_bytes=n_bytes, wait_s=timings.wait_s, staging_s=timings.staging_s)
         )
@@ -388,7 +398,7 @@ class Engine:
                     return
                 entry = self._line[0]
                 entry.started = True
-            if entry.superseded:
+            if entry.image is None:
                 with contextlib.suppress(BaseException):  # logged where it can be told; this thread must go on
                     self._drop(entry)
             else:
@@ -416,6 +426,9 @@ class Engine:
                     self._failures.append((entry.handle, failure))
                 else:
                     self._n_dropped += 1
+            save.let_go()  # first: what makes room for new memory must not be what keeps the old
+            entry.image = None
+            self._changed.notify_all()
         try:
             self._tell(entry, row, failure)
         except BaseException:  # noqa: BLE001 - a caller's code must not end the publisher

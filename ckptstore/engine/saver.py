@@ -82,7 +82,7 @@ class Save:
         session: Owns the run.
         captured: The state; its tensors are let go as soon as they are staged.
         request: What is saved beside it.
-        image: Where the state is staged; this save's until ``run`` returns.
+        image: Where the state is staged; this save's until ``let_go``.
         submit: Runs a job on the writing threads.
         clock: For timings.
     """
@@ -97,7 +97,8 @@ class Save:
         clock: Clock,
     ) -> None:
         self.request = request
-        self.image = image
+        self.plan = image.plan
+        self._image: Image | None = image
         self.timings = Timings()
         self._session = session
         self._store = session.store
@@ -106,7 +107,7 @@ class Save:
         self._clock = clock
         self._changed = threading.Condition()
         self._early: list[int] | None = []  # parts staged before there was a file to write them to
-        self._left = len(image.plan.parts) + 1  # the parts, and the word that they are one consistent snapshot
+        self._left = len(self.plan.parts) + 1  # the parts, and the word that they are one consistent snapshot
         self._failed: BaseException | None = None
         self._containers: list[_Container] = []
         self._keys: list[str] = []
@@ -141,8 +142,14 @@ class Save:
         with self._changed:
             reason = self._failed = error if self._failed is None else self._failed
             self._changed.notify_all()
-        self.image.stop(reason)
+            image = self._image
+        if image is not None:
+            image.stop(reason)
         return reason
+
+    def let_go(self) -> None:
+        """Use the image no more: ``run`` has returned, and nothing is staged any more."""
+        self._image = None
 
     # ── on the publisher's thread ────────────────────────────────────────────────────────────────────────────────
 
@@ -186,7 +193,7 @@ class Save:
 
     def _payload(self, attempt: Attempt) -> list[FileEntry]:
         """Create the files, write the parts as they are staged, and return when every file is durable."""
-        for number, plan in enumerate(self.image.plan.containers):
+        for number, plan in enumerate(self.plan.containers):
             path = f"rank00000-of-00001.{number:03d}.safetensors"
             self._keys.append(attempt.prefix + path)
             writer = self._store.create(attempt.prefix + path, plan.n_bytes, PART_BYTES)
@@ -205,17 +212,18 @@ class Save:
         return [container.entry() for container in self._containers]
 
     def _write(self, number: int) -> None:
-        part = self.image.plan.parts[number]
+        part = self.plan.parts[number]
         with self._changed:
-            if self._failed is not None:
+            image = self._image
+            if self._failed is not None or image is None:
                 return
             self._running += 1
         try:
             target = self._containers[part.container]
-            memory = self.image.memory(number)
+            memory = image.memory(number)
             target.parts[part.index] = part_digest(memory, ALGORITHM)
             target.writer.write(part.offset, memory)
-            self.image.release(number)
+            image.release(number)
         except BaseException as error:  # noqa: BLE001 - raised by run, on the publisher's thread
             self.fail(error)  # before this thread counts as gone: the image is another save's soon after
         with self._changed:
@@ -251,7 +259,7 @@ class Save:
                 shape=entry.spec.shape,
                 pieces=(Piece(file=number, start=entry.start, n_bytes=entry.n_bytes),),
             )
-            for number, container in enumerate(self.image.plan.containers)
+            for number, container in enumerate(self.plan.containers)
             for entry in container.entries
         }
 

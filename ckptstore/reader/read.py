@@ -8,22 +8,22 @@ small reused buffer.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from ckptstore.errors import CorruptionError, NotFoundError
-from ckptstore.reader.verify import THREADS, Scratch, check_part, digest_parts, name_tensors
-from ckptstore.state.digest import part_digest
+from ckptstore.reader.parts import PartReader
+from ckptstore.reader.verify import THREADS, digest_parts, name_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from ckptstore.errors import CkptStoreError
+    from ckptstore.reader.parts import Slices
     from ckptstore.run.manifest import FileEntry, Manifest
     from ckptstore.store import CheckpointStore
 
 __all__ = ["PartPlan", "check_tensors"]
-
-_Slices = list[tuple[int, memoryview]]
 
 
 class PartPlan:
@@ -42,7 +42,7 @@ class PartPlan:
         self._store = store
         self._prefix = prefix
         self._manifest = manifest
-        self._parts: dict[tuple[int, int], _Slices] = {}
+        self._parts: dict[tuple[int, int], Slices] = {}
         for name, memory in targets.items():
             filled = 0
             for piece in manifest.tensors[name].pieces:
@@ -63,24 +63,14 @@ class PartPlan:
 
         After an error the targets' content is undefined.
         """
-        scratch = Scratch()
-        files = self._manifest.files
+        reader, files = PartReader(self._store, self._prefix), self._manifest.files
 
-        def one(place: tuple[int, int], slices: _Slices) -> None:
+        def one(place: tuple[int, int], slices: Slices) -> None:
             file, index = files[place[0]], place[1]
-            key, start = self._prefix + file.path, place[1] * file.part_bytes
-            n_bytes = min(file.part_bytes, file.size - start)
-            straight = len(slices) == 1 and len(slices[0][1]) == n_bytes
-            memory = slices[0][1] if straight else scratch.memory(file, index)
             try:
-                self._store.read_into(key, start, memory)
-                if verify:
-                    check_part(key, file, index, part_digest(memory, file.algorithm))
+                reader.read(file, index, sorted(slices, key=itemgetter(0)), verify=verify)
             except (CorruptionError, NotFoundError) as error:
                 raise damage(error, self._manifest, file, index) from error
-            if not straight:
-                for within, target in slices:
-                    target[:] = memory[within : within + len(target)]
 
         with ThreadPoolExecutor(THREADS, thread_name_prefix="ckptstore-read") as pool:
             for _ in pool.map(one, self._parts.keys(), self._parts.values()):
@@ -105,7 +95,7 @@ def check_tensors(store: CheckpointStore, prefix: str, manifest: Manifest, names
             (piece.start + piece.n_bytes - 1) // files[piece.file].part_bytes + 1,
         )
     }
-    digest_parts(store, prefix, [(files[number], index) for number, index in sorted(parts)], found)
+    digest_parts(PartReader(store, prefix), [(files[number], index) for number, index in sorted(parts)], found)
     if problems:
         raise problems[0]
 

@@ -6,14 +6,13 @@ takes the memory of a few parts. Needs no torch.
 
 from __future__ import annotations
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ckptstore.errors import CkptStoreError, CorruptionError, NotFoundError
+from ckptstore.reader.parts import PartReader
 from ckptstore.run.manifest import find_missing, read_manifest
-from ckptstore.state.digest import part_digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -25,9 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Problem",
-    "Scratch",
     "VerifyReport",
-    "check_part",
     "digest_parts",
     "name_tensors",
     "open_manifest",
@@ -70,27 +67,17 @@ class VerifyReport:
         return not self.problems
 
 
-def check_part(key: str, file: FileEntry, index: int, found: bytes) -> None:
-    """Raise CorruptionError unless *found* is the digest of part *index* of *file*."""
-    if found.hex() != file.parts[index]:
-        start = index * file.part_bytes
-        end = min(start + file.part_bytes, file.size)
-        message = f"{key} is damaged: bytes {start} to {end} are not those that were written"
-        raise CorruptionError(message, operation="read_into", key=key)
-
-
 def read_side(store: CheckpointStore, key: str, file: FileEntry) -> bytes:
     """Return a whole small file, every part proven."""
     body = bytearray(file.size)
-    view = memoryview(body)
+    reader = PartReader(store, key.removesuffix(file.path))
     try:
-        store.read_into(key, 0, view)
+        for index in range(len(file.parts)):
+            start = index * file.part_bytes
+            reader.read(file, index, [(0, memoryview(body)[start : start + file.part_bytes])], verify=True)
     except NotFoundError as error:
         message = f"{key} is missing"
         raise CorruptionError(message, operation="read_into", key=key) from error
-    for index in range(len(file.parts)):
-        part = view[index * file.part_bytes : (index + 1) * file.part_bytes]
-        check_part(key, file, index, part_digest(part, file.algorithm))
     return bytes(body)
 
 
@@ -104,8 +91,7 @@ def open_manifest(store: CheckpointStore, layout: Layout, row: Row) -> Manifest:
 
 
 def digest_parts(
-    store: CheckpointStore,
-    prefix: str,
+    reader: PartReader,
     parts: Iterable[tuple[FileEntry, int]],
     on_problem: Callable[[CkptStoreError, FileEntry, int], None],
 ) -> int:
@@ -117,36 +103,17 @@ def digest_parts(
     Raises:
         UnavailableError: the store did not answer; nothing is proven.
     """
-    scratch = Scratch()
 
-    def one(file: FileEntry, index: int) -> int:
-        view = scratch.memory(file, index)
-        key = prefix + file.path
+    def one(part: tuple[FileEntry, int]) -> int:
+        file, index = part
         try:
-            store.read_into(key, index * file.part_bytes, view)
-            check_part(key, file, index, part_digest(view, file.algorithm))
+            return reader.read(file, index, (), verify=True)
         except (CorruptionError, NotFoundError) as error:
             on_problem(error, file, index)
             return 0
-        return len(view)
 
     with ThreadPoolExecutor(THREADS, thread_name_prefix="ckptstore-verify") as pool:
-        return sum(pool.map(one, *zip(*parts, strict=True))) if (parts := list(parts)) else 0
-
-
-class Scratch:
-    """One reused buffer a thread, large enough for a part: fresh memory costs more than the copy."""
-
-    def __init__(self) -> None:
-        self._held = threading.local()
-
-    def memory(self, file: FileEntry, index: int) -> memoryview:
-        """Return this thread's buffer, as long as part *index* of *file*."""
-        wanted = min(file.part_bytes, file.size - index * file.part_bytes)
-        held: memoryview | None = getattr(self._held, "memory", None)
-        if held is None or len(held) < wanted:
-            held = self._held.memory = memoryview(bytearray(max(wanted, min(file.part_bytes, file.size))))
-        return held[:wanted]
+        return sum(pool.map(one, parts))
 
 
 def verify_checkpoint(store: CheckpointStore, layout: Layout, row: Row, *, deep: bool) -> VerifyReport:
@@ -165,7 +132,7 @@ def verify_checkpoint(store: CheckpointStore, layout: Layout, row: Row, *, deep:
             problems.append(Problem(key=error.key, reason=name_tensors(error, manifest, file, index)))
 
         parts = [(file, index) for file in manifest.files for index in range(len(file.parts))]
-        n_bytes = digest_parts(store, layout.attempt(row.attempt), parts, found)
+        n_bytes = digest_parts(PartReader(store, layout.attempt(row.attempt)), parts, found)
     return VerifyReport(step=row.step, seq=row.seq, deep=deep, n_bytes=n_bytes, problems=tuple(problems))
 
 

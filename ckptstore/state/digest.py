@@ -8,7 +8,7 @@ runs at memory speed; it does not find tampering. sha256 finds both. Both let ot
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import xxhash
 
@@ -17,35 +17,41 @@ from ckptstore.errors import UnsupportedError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["ALGORITHMS", "PART_BYTES", "file_digest", "part_digest"]
+__all__ = ["ALGORITHMS", "PART_BYTES", "Hasher", "file_digest", "new_digest", "part_digest"]
 
 PART_BYTES = 16 * 2**20
 
 
-def _sha256(buffer: bytes | bytearray | memoryview) -> bytes:
-    return hashlib.sha256(buffer).digest()
+class Hasher(Protocol):
+    """A digest being computed, piece by piece."""
+
+    def update(self, buffer: bytes | bytearray | memoryview, /) -> None: ...
+    def digest(self) -> bytes: ...
 
 
-def _xxh3_128(buffer: bytes | bytearray | memoryview) -> bytes:
-    return xxhash.xxh3_128_digest(buffer)  # seed 0, big-endian: the canonical form, equal to the usual hex digits
-
-
-ALGORITHMS: dict[str, Callable[[bytes | bytearray | memoryview], bytes]] = {"xxh3-128": _xxh3_128, "sha256": _sha256}
+# xxh3-128 has seed 0 and its digest is big-endian: the canonical form, equal to the usual hex digits.
+ALGORITHMS: dict[str, Callable[[], Hasher]] = {"xxh3-128": xxhash.xxh3_128, "sha256": hashlib.sha256}
 """The digests of parts, by the name that the manifest records."""
 
 
-def part_digest(buffer: bytes | bytearray | memoryview, algorithm: str = "xxh3-128") -> bytes:
-    """The raw digest of one part: 16 bytes for "xxh3-128", 32 for "sha256". Any thread, many at once.
+def new_digest(algorithm: str) -> Hasher:
+    """Begin the digest of one part.
 
     Raises:
         UnsupportedError: the algorithm is unknown here, as in a checkpoint by a newer version.
     """
     try:
-        digest = ALGORITHMS[algorithm]
+        return ALGORITHMS[algorithm]()
     except KeyError:
         message = f"digest algorithm {algorithm!r} is unknown here; known are {', '.join(sorted(ALGORITHMS))}"
         raise UnsupportedError(message, operation="digest") from None
-    return digest(buffer)
+
+
+def part_digest(buffer: bytes | bytearray | memoryview, algorithm: str = "xxh3-128") -> bytes:
+    """The raw digest of one part: 16 bytes for "xxh3-128", 32 for "sha256". Any thread, many at once."""
+    digest = new_digest(algorithm)
+    digest.update(buffer)
+    return digest.digest()
 
 
 def file_digest(part_digests: Iterable[bytes]) -> str:

@@ -303,7 +303,9 @@ def test_close_gives_up_at_its_limit_names_the_steps_and_leaves_the_run_to_the_w
             manager.wait()
         manager.save(2, weight=WEIGHT)
         gate.wait_reached()
-        with pytest.raises(UnavailableError, match=r"step 2 is not durable after 0\.05 s: the storage has not answered"):
+        with pytest.raises(
+            UnavailableError, match=r"step 2 is not durable after 0\.05 s: the storage has not answered"
+        ):
             manager.close()
         assert store.url in session_module._shared, "a writer that still writes has not closed the run"
         assert not list(store.list("alive/"))[1:]

@@ -183,7 +183,9 @@ def test_with_wait_no_more_than_max_pending_are_in_flight_and_a_long_wait_warns_
         logging.getLogger("ckptstore.engine.engine").removeHandler(handler)
     assert steps_of(store) == [1, 2, 3, 11, 12, 13]
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert len([text for text in warnings if 'on_busy="skip"' in text and "step 3 waits for the save of step 1" in text])
+    assert len(
+        [text for text in warnings if 'on_busy="skip"' in text and "step 3 waits for the save of step 1" in text]
+    )
     assert len(warnings) == 1
 
 
