@@ -344,9 +344,7 @@ def main() -> None:
     finally:
         shutil.rmtree(root, ignore_errors=True)
     rows = summarise(groups)
-    print(
-        f"{options.state} state, {options.rounds} rounds; {platform.processor() or platform.machine()}, {os.cpu_count()} cores"
-    )
+    print(f"{options.state} state, {options.rounds} rounds; {platform.machine()}, {os.cpu_count()} cores")
     print_table(rows)
     print_classic(rows, options.state)
     if options.json:

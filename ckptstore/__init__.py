@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ckptstore.checkpoint import Checkpoint, Run
     from ckptstore.manager import CheckpointManager, Resumed, SaveHandle
     from ckptstore.opening import open_store
+    from ckptstore.state.registry import register_type
     from ckptstore.store import CheckpointStore
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "load",
     "open_run",
     "open_store",
+    "register_type",
     "restore",
     "save",
 ]
@@ -46,6 +48,7 @@ _HOME_OF = {
     "load": "ckptstore.api",
     "open_run": "ckptstore.api",
     "open_store": "ckptstore.opening",
+    "register_type": "ckptstore.state.registry",
     "restore": "ckptstore.api",
     "save": "ckptstore.api",
 }

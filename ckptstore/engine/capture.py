@@ -24,7 +24,8 @@ __all__ = ["RESERVED", "Captured", "capture", "check_names"]
 RESERVED = frozenset(
     {
         "branch_again", "fallback", "fresh", "if_exists", "map_location", "metadata", "metrics", "mmap", "only",
-        "permanent", "required", "rng", "self", "skip", "step", "strict", "strip_prefix", "tags", "url", "verify", "wait",
+        "permanent", "required", "rng", "self", "skip", "step", "strict", "strip_prefix", "tags", "url", "verify",
+        "wait",
     }
 )  # fmt: skip
 

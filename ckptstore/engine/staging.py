@@ -1,9 +1,10 @@
 """How is the state copied out of training's way as fast as memory allows?
 
-The copy is made straight into the parts of the files to be written: page-aligned memory that was faulted in once and is
-kept between saves, since fresh pages cost more than the copy itself. Copies are cut by bytes, not by tensor, so that two
-threads finish together and thousands of small tensors cost a few calls. As soon as a part is complete it is handed on, so
-writing starts long before staging ends. With less memory than parts, a part waits for the memory of an earlier one.
+The copy is made straight into the parts of the files to be written: page-aligned memory that was faulted in once and
+is kept between saves, since fresh pages cost more than the copy itself. Copies are cut by bytes, not by tensor, so that
+two threads finish together and thousands of small tensors cost a few calls. As soon as a part is complete it is handed
+on, so writing starts long before staging ends. With less memory than parts, a part waits for the memory of an earlier
+one.
 """
 
 from __future__ import annotations
@@ -219,7 +220,7 @@ class Image:
             copies = [copy for copy in copies if copy.name in tensors]
         sources = [tensors[copy.name] if copy.whole else flat[copy.name][copy.low : copy.high] for copy in copies]
         if sources:
-            torch._foreach_copy_(views, sources)  # noqa: SLF001 - one call for thousands of copies, without the GIL
+            torch._foreach_copy_(views, sources)  # one call for thousands of copies, without the GIL
 
     def _view(self, number: int, copy: _Copy) -> torch.Tensor:
         start = (number % self.n_slots) * self._slot_bytes + copy.start

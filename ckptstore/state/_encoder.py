@@ -50,6 +50,17 @@ FACTORIES: dict[Any, str | None] = {
 
 _IS_COMPLEX = {dtype: dtype.is_complex for dtype in DTYPE_NAMES}  # only these can be lazy conjugates
 
+_KEYS: dict[str, tuple[str, Json]] = {}
+"""Text keys with their path component and JSON: they repeat within a state ("exp_avg") and from save to save."""
+_MAX_KEYS = 1 << 18
+
+
+def _text_key(key: str) -> tuple[str, Json]:
+    if len(_KEYS) >= _MAX_KEYS:
+        _KEYS.clear()
+    known = _KEYS[key] = paths.component(key), encode_key(key)
+    return known
+
 
 class Encoder:
     """One walk over one state, or over several that may share tensors, one after another. Not reusable after an error.
@@ -65,7 +76,6 @@ class Encoder:
         self._views: dict[tuple[object, ...], str] = {}  # others at such an address, by all that tells them apart
         self._made: dict[int, tuple[object, Json]] = {}  # by id: arrays, sparse and empty tensors; keeps them alive
         self._open: set[int] = set()  # ids of the containers around the current value
-        self._keys: dict[str, tuple[str, Json]] = {}  # text keys repeat: "weight", "exp_avg"
         self._handlers: dict[type, Handler] = {
             torch.Tensor: self._tensor,
             torch.nn.Parameter: self._parameter,
@@ -115,11 +125,11 @@ class Encoder:
         """Keys and values in turn, since the members of a JSON object have no order."""
         self._enter(value, path, level)
         prefix = f"{path}/" if path else ""
-        handlers, keys, other = self._handlers, self._keys, self._other
+        handlers, keys, other = self._handlers, _KEYS, self._other
         pairs: list[Json] = []
         for key, item in value.items():
             if type(key) is str:
-                part, node = keys.get(key) or self._text_key(key)
+                part, node = keys.get(key) or _text_key(key)
             elif type(key) is int and -MAX_PLAIN_INT <= key <= MAX_PLAIN_INT:
                 part, node = str(key), key
             else:
@@ -128,10 +138,6 @@ class Encoder:
             pairs.append(handlers.get(type(item), other)(item, prefix + part, level + 1))
         self._open.discard(id(value))
         return pairs
-
-    def _text_key(self, key: str) -> tuple[str, Json]:
-        known = self._keys[key] = paths.component(key), encode_key(key)
-        return known
 
     def _key(self, key: object, path: str) -> tuple[str, Json]:
         try:

@@ -144,7 +144,9 @@ def test_a_refusal_at_the_root_or_without_keys_names_what_there_is() -> None:
 
 
 @pytest.mark.parametrize(
-    "key", [Text("a"), Number(1), object(), lambda: 1, (1, [2].append), torch.ones(1), slice], ids=str
+    "key",
+    [Text("a"), Number(1), object(), lambda: 1, (1, [2].append), torch.ones(1), slice],
+    ids=["str subclass", "int subclass", "object", "function", "tuple of a method", "tensor", "class"],
 )
 def test_a_key_that_is_no_plain_value_is_refused_at_its_dict(key: Any) -> None:
     with pytest.raises(UnstorableError, match=r"key path model/0: a dict with .* among its keys can't be stored"):
