@@ -68,7 +68,7 @@ def points(seeded: Path, scratch: Path) -> dict[str, range]:
     begun = False
     for line in trace.read_text().splitlines():
         begun = begun or str(root) in line
-        match = re.match(r"\d+ (\w+)\(", line)
+        match = re.match(r" *\d+ +(\w+)\(", line)
         if match:
             counts[match[1]] += 1
             if begun:
