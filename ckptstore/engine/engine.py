@@ -113,7 +113,9 @@ class Engine:
         self._plan: SavePlan | None = None
         self._images: list[Image] = []
         self._line: collections.deque[_Entry] = collections.deque()
-        self._changed = threading.Condition()
+        # Taken as the bare lock: an interrupt may come within a Condition's own enter and exit, and leave it locked.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._failures: list[tuple[SaveHandle, BaseException]] = []
         self._n_dropped = 0
         self._stopping = False
@@ -131,13 +133,13 @@ class Engine:
     @property
     def pending(self) -> list[SaveHandle]:
         """The saves in flight, oldest first."""
-        with self._changed:
+        with self._lock:
             return [entry.handle for entry in self._line if entry.image is not None]
 
     @property
     def bytes_in_flight(self) -> int:
         """Bytes that are staged, or being staged, and not durable."""
-        with self._changed:
+        with self._lock:
             return sum(image.plan.n_bytes for image in self._owned())
 
     def save(self, captured: Captured, request: SaveRequest, handle: SaveHandle, *, patient: bool = False) -> bool:
@@ -170,7 +172,7 @@ class Engine:
         beside = {name: tensor for name, tensor in captured.tensors.items() if name in guarded}
         later = Later(beside, handle, self._clock) if beside else None
         try:
-            with self._changed:
+            with self._lock:
                 self._line.append(entry)
                 self._changed.notify_all()
             if later is None:
@@ -199,7 +201,7 @@ class Engine:
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Return when no save is in flight; UnavailableError names those that are after *timeout_s* seconds."""
-        with self._changed:
+        with self._lock:
             done = self._changed.wait_for(lambda: not self._line, timeout_s)
             steps = [entry.handle.step for entry in self._line]
         if not done:
@@ -210,7 +212,7 @@ class Engine:
 
     def raise_failure(self) -> None:
         """Raise the oldest failure of a background save that no call has raised yet."""
-        with self._changed:
+        with self._lock:
             oldest = self._failures[0] if self._failures else None
         if oldest is not None:
             try:
@@ -220,7 +222,7 @@ class Engine:
 
     def forget_failure(self, handle: SaveHandle, error: BaseException) -> None:
         """Keep *error* no longer, if it is this save's failure: its caller has seen it."""
-        with self._changed:
+        with self._lock:
             self._failures = [item for item in self._failures if item[0] is not handle or item[1] is not error]
 
     @property
@@ -241,7 +243,7 @@ class Engine:
         except UnavailableError as error:
             errors.append(error)
         finally:
-            with self._changed:
+            with self._lock:
                 self._stopping = True
                 drained = not self._line
                 self._changed.notify_all()
@@ -263,7 +265,7 @@ class Engine:
 
     def _make_room(self, plan: SavePlan, handle: SaveHandle, policy: OnBusy) -> bool:
         """Wait until one more save fits, as *policy* says; False if it is to be skipped."""
-        with self._changed:
+        with self._lock:
             busy = not self._has_room(plan)
             replaced = self._replaceable() if busy and policy == "replace" else None
             if replaced is not None:
@@ -272,9 +274,10 @@ class Engine:
         if busy and policy == "skip":
             return False
         if replaced is not None:
-            self._drop(replaced)
+            self._tell_superseded(replaced)
+            self._leave(replaced)
         started = self._clock.monotonic()
-        with self._changed:
+        with self._lock:
             while not self._has_room(plan):
                 self._changed.wait(BUSY_WARNING_S)
                 if self._clock.monotonic() - started >= BUSY_WARNING_S and not self._warned_busy:
@@ -312,7 +315,7 @@ class Engine:
 
     def _image(self, plan: SavePlan) -> Image:
         """Return an image that no save in the line owns. Memory of other forms goes back before any is taken."""
-        with self._changed:
+        with self._lock:
             owned = {id(image) for image in self._owned()}
         self._images = [image for image in self._images if id(image) in owned or image.plan is plan]
         free = next((image for image in self._images if id(image) not in owned), None)
@@ -376,14 +379,14 @@ class Engine:
         self._observe(
             StagingDone(step=handle.step, n_bytes=n_bytes, wait_s=timings.wait_s, staging_s=timings.staging_s)
         )
-        with self._changed:  # last: so "staged" is told before "committed"
+        with self._lock:  # last: so "staged" is told before "committed"
             entry.staged = True
             self._changed.notify_all()
 
     def _give_up_copy(self, entry: _Entry, later: Later | None) -> None:
         if later is not None:
             later.end()
-        with self._changed:
+        with self._lock:
             entry.staged = True
             self._changed.notify_all()
 
@@ -391,7 +394,7 @@ class Engine:
 
     def _publish(self) -> None:
         while True:
-            with self._changed:
+            with self._lock:
                 while not self._line and not self._stopping:
                     self._changed.wait()
                 if not self._line:
@@ -400,7 +403,8 @@ class Engine:
                 entry.started = True
             if entry.image is None:
                 with contextlib.suppress(BaseException):  # logged where it can be told; this thread must go on
-                    self._drop(entry)
+                    self._tell_superseded(entry)
+                self._leave(entry)
             else:
                 self._bring_home(entry)
             del entry  # its memory must not be held until the next save
@@ -413,7 +417,7 @@ class Engine:
             row = save.run()
         except BaseException as error:  # noqa: BLE001 - kept for the training thread
             failure = error
-        with self._changed:
+        with self._lock:
             while not entry.staged:  # the image is copied into until the copying threads have noticed
                 self._changed.wait()
             self.unsettled = isinstance(failure, OutcomeUnknownError)
@@ -433,9 +437,7 @@ class Engine:
             self._tell(entry, row, failure)
         except BaseException:  # noqa: BLE001 - a caller's code must not end the publisher
             _LOG.exception("telling how the save of step %d ended failed", entry.handle.step)
-        with self._changed:  # last: who waits for the line to be empty finds every handle settled
-            self._line.popleft()
-            self._changed.notify_all()
+        self._leave(entry)  # last: who waits for the line to be empty finds every handle settled
 
     def _tell(self, entry: _Entry, row: Row | None, failure: BaseException | None) -> None:
         handle, timings = entry.handle, entry.save.timings
@@ -465,15 +467,15 @@ class Engine:
             )
         )
 
-    def _drop(self, entry: _Entry) -> None:
-        """Take a superseded save out of the line. Outside the lock, since a handle's callbacks are not our code."""
-        try:
-            if entry.handle.settle("superseded"):
-                reason = "a newer save took its place before it was written"
-                _LOG.info("the save of step %d is superseded: %s", entry.handle.step, reason)
-                self._observe(SaveSkipped(step=entry.handle.step, reason=reason))
-        finally:
-            with self._changed:
-                if entry in self._line:
-                    self._line.remove(entry)
-                self._changed.notify_all()
+    def _tell_superseded(self, entry: _Entry) -> None:
+        """Tell that a save gave way; outside the lock, since a handle's callbacks are not our code."""
+        if entry.handle.settle("superseded"):
+            reason = "a newer save took its place before it was written"
+            _LOG.info("the save of step %d is superseded: %s", entry.handle.step, reason)
+            self._observe(SaveSkipped(step=entry.handle.step, reason=reason))
+
+    def _leave(self, entry: _Entry) -> None:
+        with self._lock:
+            if entry in self._line:
+                self._line.remove(entry)
+            self._changed.notify_all()

@@ -105,7 +105,8 @@ class Save:
         self._tree = captured.tree
         self._submit = submit
         self._clock = clock
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # taken bare, as the engine's
+        self._changed = threading.Condition(self._lock)
         self._early: list[int] | None = []  # parts staged before there was a file to write them to
         self._left = len(self.plan.parts) + 1  # the parts, and the word that they are one consistent snapshot
         self._failed: BaseException | None = None
@@ -124,7 +125,7 @@ class Save:
 
     def part_staged(self, number: int) -> None:
         """Take over a complete part; it is written as soon as its file exists."""
-        with self._changed:
+        with self._lock:
             if self._early is not None:
                 self._early.append(number)
                 return
@@ -133,13 +134,13 @@ class Save:
     def staged(self) -> None:
         """Say that every part was staged and that the state did not change meanwhile."""
         self.timings.staging_s = self._clock.monotonic() - self._begun_s
-        with self._changed:
+        with self._lock:
             self._left -= 1
             self._changed.notify_all()
 
     def fail(self, error: BaseException) -> BaseException:
         """Let the save fail, from any thread, and return the reason that counts: the first."""
-        with self._changed:
+        with self._lock:
             reason = self._failed = error if self._failed is None else self._failed
             self._changed.notify_all()
             image = self._image
@@ -198,11 +199,11 @@ class Save:
             self._keys.append(attempt.prefix + path)
             writer = self._store.create(attempt.prefix + path, plan.n_bytes, PART_BYTES)
             self._containers.append(_Container(path, plan, writer))
-        with self._changed:
+        with self._lock:
             early, self._early = self._early or [], None
         for number in early:
             self._submit(lambda number=number: self._write(number))  # type: ignore[misc]
-        with self._changed:
+        with self._lock:
             while self._left and self._failed is None:
                 self._changed.wait()
             if self._failed is not None:
@@ -213,7 +214,7 @@ class Save:
 
     def _write(self, number: int) -> None:
         part = self.plan.parts[number]
-        with self._changed:
+        with self._lock:
             image = self._image
             if self._failed is not None or image is None:
                 return
@@ -226,14 +227,14 @@ class Save:
             image.release(number)
         except BaseException as error:  # noqa: BLE001 - raised by run, on the publisher's thread
             self.fail(error)  # before this thread counts as gone: the image is another save's soon after
-        with self._changed:
+        with self._lock:
             self._running -= 1
             self._left -= 1
             self._changed.notify_all()
 
     def _clean(self) -> None:
         """Free what a failed save wrote. Best effort: what can't be removed is garbage of a dead attempt."""
-        with self._changed:
+        with self._lock:
             while self._running:  # no thread may still write into a file that is removed
                 self._changed.wait()
         for container in self._containers:

@@ -164,6 +164,7 @@ class Session:
             raise ConfigError(message)
         with self._serial():
             self._settle()
+            self._fence(head)
             if self._journal is None:
                 self._adopt(create_run(self.store, clock=self._clock, ids=self._ids))
                 head = self.journal.head()
@@ -336,7 +337,6 @@ class Session:
             self.epoch = pending.seq
         self._head = head
         self._pending = None  # last: until all of this is known, it is asked again
-        self._fence(head)
 
     def _newest(self) -> Head:
         if self._head is None or not self.owns:

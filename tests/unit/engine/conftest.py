@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ckptstore.manager import CheckpointManager
-from tests.unit.engine.gates import GatedStore
+from tests.unit.engine.gates import LIMIT_S, GatedStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -25,6 +25,7 @@ def manage(store: GatedStore) -> Iterator[Callable[..., CheckpointManager]]:
 
     def make(**options: Any) -> CheckpointManager:
         options.setdefault("rng", False)
+        options.setdefault("drain_timeout_s", LIMIT_S)
         made.append(CheckpointManager(options.pop("store", store), **options))
         return made[-1]
 

@@ -18,10 +18,12 @@ from ckptstore.testing.faulty import FaultyStore
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from ckptstore.engine.engine import Engine
+    from ckptstore.manager import CheckpointManager
     from ckptstore.store import CheckpointStore
 
 T = TypeVar("T")
-LIMIT_S = 30.0
+LIMIT_S = 5.0
 _names = itertools.count()
 
 
@@ -80,7 +82,7 @@ class GatedStore(FaultyStore):
                 raise armed[2]
         return super().meet(verb, key, act, torn)
 
-    def keys(self, prefix: str = "data/") -> list[str]:
+    def stored(self, prefix: str = "data/") -> list[str]:
         """The objects and unfinished writes there are."""
         return [info.key for info in self.list(prefix)] + [upload.key for upload in self.uploads(prefix)]
 
@@ -107,6 +109,13 @@ def in_thread(act: Callable[[], Any]) -> Callable[[], Any]:
         return value
 
     return result
+
+
+def engine_of(manager: CheckpointManager) -> Engine:
+    """The engine of a manager that has saved."""
+    engine = manager._engine
+    assert engine is not None
+    return engine
 
 
 def same(loaded: torch.Tensor, expected: torch.Tensor) -> bool:

@@ -20,7 +20,7 @@ from ckptstore.errors import (
 )
 from ckptstore.events import SaveFailed
 from ckptstore.run import session as session_module
-from tests.unit.engine.gates import LIMIT_S, GatedStore
+from tests.unit.engine.gates import LIMIT_S, GatedStore, engine_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,7 +41,7 @@ def steps_of(store: GatedStore) -> list[int]:
 
 def attempts_of(store: GatedStore) -> set[int]:
     """The steps that anything is stored for."""
-    return {int(key.split("/")[2].split("-")[0]) for key in store.keys()}
+    return {int(key.split("/")[2].split("-")[0]) for key in store.stored()}
 
 
 def full() -> StorageFullError:
@@ -54,12 +54,12 @@ def failed_save(store: GatedStore, manager: CheckpointManager, verb: str, key: s
     error = full()
     store.fail(verb, error, key)
     handle = manager.save(2, weight=WEIGHT)
-    manager._engine.wait(LIMIT_S)
+    engine_of(manager).wait(LIMIT_S)
     assert handle.status == "failed"
     return error
 
 
-@pytest.mark.parametrize(("verb", "key"), VERBS)
+@pytest.mark.parametrize("verb, key", VERBS)
 def test_the_next_save_raises_what_failed_and_the_one_after_works(
     store: GatedStore, manage: Make, verb: str, key: str
 ) -> None:
@@ -77,7 +77,7 @@ def test_the_next_save_raises_what_failed_and_the_one_after_works(
     assert torch.equal(ckptstore.load(store)["weight"], WEIGHT)
 
 
-@pytest.mark.parametrize(("verb", "key"), VERBS)
+@pytest.mark.parametrize("verb, key", VERBS)
 def test_wait_raises_what_failed_once(store: GatedStore, manage: Make, verb: str, key: str) -> None:
     with manage() as manager:
         failed_save(store, manager, verb, key)
@@ -88,7 +88,7 @@ def test_wait_raises_what_failed_once(store: GatedStore, manage: Make, verb: str
     assert steps_of(store) == [1]
 
 
-@pytest.mark.parametrize(("verb", "key"), VERBS)
+@pytest.mark.parametrize("verb, key", VERBS)
 def test_close_raises_what_failed(store: GatedStore, manage: Make, verb: str, key: str) -> None:
     manager = manage()
     failed_save(store, manager, verb, key)
@@ -170,31 +170,34 @@ def test_on_error_log_counts_and_logs_and_training_goes_on(
         manager.save(3, weight=WEIGHT)
         manager.wait(LIMIT_S)
         assert manager.status().failures == 2
-        assert not manager._engine._failures, "a storage that fails for days must not fill the memory with errors"
+        assert not engine_of(manager)._failures, "a storage that fails for days must not fill the memory with errors"
     assert steps_of(store) == [3]
     assert [event.step for event in events if isinstance(event, SaveFailed)] == [1, 2]
     assert "the save of step 1 failed: no space left" in caplog.text
+
+
+def save_and_leave(manager: CheckpointManager, error: BaseException) -> None:
+    with manager:
+        manager.save(1, weight=WEIGHT)
+        raise error
 
 
 def test_an_error_on_its_way_out_of_the_block_is_never_masked(
     store: GatedStore, manage: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     store.fail("write", full())
-    with pytest.raises(ZeroDivisionError), manage() as manager:
-        manager.save(1, weight=WEIGHT)
-        raise ZeroDivisionError
+    with pytest.raises(ZeroDivisionError):
+        save_and_leave(manage(), ZeroDivisionError())
     assert "no space left" in caplog.text
     store.fail("write", full())
-    with pytest.raises(SystemExit), manage() as manager:
-        manager.save(1, weight=WEIGHT)
-        raise SystemExit(3)
+    with pytest.raises(SystemExit):
+        save_and_leave(manage(), SystemExit(3))
 
 
 def test_an_exit_that_claims_success_does_not_hide_a_failure(store: GatedStore, manage: Make) -> None:
     store.fail("write", full())
-    with pytest.raises(StorageFullError), manage() as manager:
-        manager.save(1, weight=WEIGHT)
-        raise SystemExit(0)
+    with pytest.raises(StorageFullError):
+        save_and_leave(manage(), SystemExit(0))
 
 
 # ── the commit itself ────────────────────────────────────────────────────────────────────────────────────────────
@@ -210,7 +213,7 @@ def test_after_an_unknown_outcome_nothing_is_removed_and_the_next_save_settles_i
         handle = manager.save(2, weight=WEIGHT + 1)
         with pytest.raises(OutcomeUnknownError):
             handle.result(LIMIT_S)
-        manager._engine.wait(LIMIT_S)
+        engine_of(manager).wait(LIMIT_S)
         assert attempts_of(store) == {1, 2}
         with pytest.raises(OutcomeUnknownError):
             manager.save(3, weight=WEIGHT + 2)
@@ -263,7 +266,7 @@ def test_a_fenced_writer_stops_for_good_and_keeps_what_it_had_committed(store: G
         handle = manager.save(2, weight=WEIGHT)
         with pytest.raises(FencedError):
             handle.result(LIMIT_S)
-        manager._engine.wait(LIMIT_S)
+        engine_of(manager).wait(LIMIT_S)
         with pytest.raises(FencedError) as raised:
             manager.save(3, weight=WEIGHT)
         assert "step 2" in raised.value.__notes__[0]
@@ -297,7 +300,7 @@ def test_close_gives_up_at_its_limit_names_the_steps_and_leaves_the_run_to_the_w
     manager = manage(drain_timeout_s=0.05, max_pending=2)
     store.fail("write", full())
     manager.save(1, weight=WEIGHT)
-    manager._engine.wait(LIMIT_S)
+    engine_of(manager).wait(LIMIT_S)
     with store.hold("write") as gate:
         with pytest.raises(StorageFullError):
             manager.wait()
@@ -309,7 +312,7 @@ def test_close_gives_up_at_its_limit_names_the_steps_and_leaves_the_run_to_the_w
             manager.close()
         assert store.url in session_module._shared, "a writer that still writes has not closed the run"
         assert not list(store.list("alive/"))[1:]
-    manager._engine.wait(LIMIT_S)
+    engine_of(manager).wait(LIMIT_S)
     session_module.release(manager._session)
     assert steps_of(store) == [2]
 
@@ -325,7 +328,7 @@ def test_close_tells_of_earlier_failures_when_it_gives_up(store: GatedStore, man
             manager.close()
         assert "no space left" in raised.value.__notes__[0]
         assert "step 1" in raised.value.__notes__[0]
-    manager._engine.wait(LIMIT_S)
+    engine_of(manager).wait(LIMIT_S)
     session_module.release(manager._session)
 
 
@@ -334,7 +337,7 @@ def test_a_forked_child_is_refused_even_while_the_engine_is_locked(store: GatedS
     with store.hold("write") as gate:
         handle = manager.save(1, weight=WEIGHT)
         gate.wait_reached()
-        manager._engine._changed.acquire()  # as a thread of ours may hold it at the moment of the fork
+        engine_of(manager)._changed.acquire()  # as a thread of ours may hold it at the moment of the fork
         child = os.fork()
         if child == 0:
             code = 1
@@ -356,7 +359,7 @@ def test_a_forked_child_is_refused_even_while_the_engine_is_locked(store: GatedS
                 code = 0 if refused == len(calls) and manager.drain_for_exit() else 2
             finally:
                 os._exit(code)
-        manager._engine._changed.release()
+        engine_of(manager)._changed.release()
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         gate.open()
         handle.result(LIMIT_S)

@@ -14,7 +14,7 @@ from ckptstore import manager as manager_module
 from ckptstore.engine import engine as engine_module
 from ckptstore.engine import saver, staging
 from ckptstore.errors import StorageFullError
-from tests.unit.engine.gates import LIMIT_S, GatedStore, in_thread, same
+from tests.unit.engine.gates import LIMIT_S, GatedStore, engine_of, in_thread, same
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,7 +51,7 @@ def images(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return made
 
 
-def check(store: GatedStore, step: int, state: dict[str, torch.Tensor]) -> None:
+def check(store: GatedStore, step: int, state: dict[str, Any]) -> None:
     found = ckptstore.load(store, step)
     assert found.keys() == state.keys()
     for name, tensor in state.items():
@@ -81,7 +81,7 @@ def test_while_the_store_is_slow_streaming_waits_in_bounded_memory(
         with store.hold("write") as gate:
             saving = in_thread(lambda: manager.save(1, **state))
             gate.wait_reached()
-            image = manager._engine._images[0]
+            image = engine_of(manager)._images[0]
             with image._changed:
                 full = image._changed.wait_for(lambda: -1 not in image._staged_in, 0.5)
             assert full or -1 not in image._staged_in
@@ -104,11 +104,11 @@ def test_a_write_that_fails_in_the_middle_ends_the_streaming_and_is_told_by_the_
         handle = saving()
         with pytest.raises(StorageFullError):
             handle.result(LIMIT_S)
-        manager._engine.wait(LIMIT_S)
+        engine_of(manager).wait(LIMIT_S)
         if on_error == "raise":
             with pytest.raises(StorageFullError):
                 manager.save(2, **state)
-        assert not store.keys()
+        assert not store.stored()
         manager.save(2, **state)
     check(store, 2, state)
 
@@ -159,7 +159,7 @@ def test_a_plan_follows_the_state_through_every_change_of_form(
     store: GatedStore, manage: Make, small_parts: None
 ) -> None:
     base = torch.arange(24_000, dtype=torch.float32)
-    forms: list[dict[str, torch.Tensor]] = [
+    forms: list[dict[str, Any]] = [
         {"a": base[:10]},
         {"a": base[:11]},
         {"a": base[:11], "b": base[:5000].to(torch.bfloat16)},
@@ -253,26 +253,25 @@ def test_a_staging_that_fails_is_raised_once_and_leaves_the_engine_usable(
             assert manager.status().failures == 0, "its caller has seen it"
         manager.save(2, a=torch.ones(10) * 2)
     check(store, 2, {"a": torch.ones(10) * 2})
-    assert len(store.keys()) == 4, "nothing is left of the failed ones"
+    assert len(store.stored()) == 4, "nothing is left of the failed ones"
 
 
 def test_a_staging_that_fails_while_others_are_in_flight_leaves_them_alone(
     store: GatedStore, manage: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = torch._foreach_copy_
-    with manage(max_pending=3) as manager:
-        with store.hold("write") as gate:
-            manager.save(1, a=torch.ones(10))
-            gate.wait_reached()
 
-            def fail(*_: object) -> None:
-                raise MemoryError
+    def fail(*_: object) -> None:
+        raise MemoryError
 
-            monkeypatch.setattr(torch, "_foreach_copy_", fail)
-            with pytest.raises(MemoryError):
-                manager.save(2, a=torch.ones(10))
-            monkeypatch.setattr(torch, "_foreach_copy_", copy)
-            manager.save(3, a=torch.ones(10) * 3)
+    with manage(max_pending=3) as manager, store.hold("write") as gate:
+        manager.save(1, a=torch.ones(10))
+        gate.wait_reached()
+        monkeypatch.setattr(torch, "_foreach_copy_", fail)
+        with pytest.raises(MemoryError):
+            manager.save(2, a=torch.ones(10))
+        monkeypatch.setattr(torch, "_foreach_copy_", copy)
+        manager.save(3, a=torch.ones(10) * 3)
     check(store, 1, {"a": torch.ones(10)})
     check(store, 3, {"a": torch.ones(10) * 3})
 

@@ -13,11 +13,12 @@ import torch
 import ckptstore
 from ckptstore.engine import overlap, staging
 from ckptstore.errors import TornSnapshotError
-from ckptstore.manager import CheckpointManager
-from tests.unit.engine.gates import LIMIT_S, GatedStore, in_thread, same
+from tests.unit.engine.gates import LIMIT_S, GatedStore, engine_of, in_thread, same
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from ckptstore.manager import CheckpointManager
 
     Make = Callable[..., CheckpointManager]
 
@@ -191,26 +192,25 @@ def test_an_edit_before_the_copy_is_complete_is_never_committed(
     n_bytes = model[0].weight.untyped_storage().nbytes()
     edit(model)
     copying.go.set()
-    manager._engine.wait(LIMIT_S)
+    engine_of(manager).wait(LIMIT_S)
     model[0].weight.untyped_storage().resize_(n_bytes)
     match = r"step 2: model/.* changed in place between save\(\) and"
     if told_by == "handle":
         with pytest.raises(TornSnapshotError, match=match):
             handle.result(LIMIT_S)
+    telling: dict[str, Callable[[], Any]] = {
+        "save": lambda: manager.save(3, model=model, optimizer=optimizer),
+        "close": manager.close,
+    }
     with pytest.raises(TornSnapshotError, match=match) as raised:
-        if told_by == "save":
-            manager.save(3, model=model, optimizer=optimizer)
-        elif told_by == "close":
-            manager.close()
-        else:
-            manager.wait(LIMIT_S)
+        telling.get(told_by, manager.wait)()
     assert "step 2" in raised.value.__notes__[0]
     if told_by != "close":
         manager.save(3, model=model, optimizer=optimizer)
         manager.wait(LIMIT_S)
         assert_tree(ckptstore.load(store, 3)["model"], model.state_dict())
     assert 2 not in [item.step for item in ckptstore.open_run(store).checkpoints()]
-    assert not [key for key in store.keys() if "/0000000002-" in key or "00002-e" in key]
+    assert not [key for key in store.stored() if "/0000000002-" in key or "00002-e" in key]
 
 
 def test_storage_freed_in_the_middle_of_the_copy_is_not_read(
@@ -231,7 +231,7 @@ def test_storage_freed_in_the_middle_of_the_copy_is_not_read(
     monkeypatch.setattr(staging.Image, "_fill", freeing)
     with manage(staging="overlap") as manager:
         handle = manager.save(1, model=model, optimizer=optimizer)
-        manager._engine.wait(LIMIT_S)
+        engine_of(manager).wait(LIMIT_S)
         model.weight.untyped_storage().resize_(64 * 64 * 4)
         with pytest.raises(TornSnapshotError):
             handle.result(LIMIT_S)
@@ -289,7 +289,7 @@ def test_without_an_optimizer_the_state_is_copied_in_save_which_is_said_once(
             for step in (1, 2):
                 assert manager.save(step, model=model).status == "writing"
         manager.save(3, model=model, optimizer=optimizer)
-        assert manager._engine._copier is not None, "one save without an optimizer does not switch it off for good"
+        assert engine_of(manager)._copier is not None, "one save without an optimizer does not switch it off for good"
     assert caplog.text.count('staging="overlap" needs an optimizer') == 1
 
 
@@ -340,8 +340,8 @@ def test_closing_takes_the_hook_away_and_the_tensors_are_let_go(store: GatedStor
             manager.save(step, model=model, optimizer=optimizer)
         manager.wait(LIMIT_S)
         assert len(module._global_optimizer_pre_hooks) == before + 1
-        assert isinstance(manager._engine._later, overlap.Later)
-        assert not manager._engine._later.tensors
+        assert isinstance(engine_of(manager)._later, overlap.Later)
+        assert not engine_of(manager)._later.tensors
     assert len(module._global_optimizer_pre_hooks) == before
 
 

@@ -13,7 +13,7 @@ import ckptstore
 from ckptstore.engine import engine as engine_module
 from ckptstore.errors import AlreadyExistsError, ConfigError, NotSavedError, UnavailableError
 from ckptstore.events import Committed, SaveSkipped, StagingDone
-from tests.unit.engine.gates import LIMIT_S, GatedStore, in_thread
+from tests.unit.engine.gates import LIMIT_S, GatedStore, engine_of, in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -183,9 +183,7 @@ def test_with_wait_no_more_than_max_pending_are_in_flight_and_a_long_wait_warns_
         logging.getLogger("ckptstore.engine.engine").removeHandler(handler)
     assert steps_of(store) == [1, 2, 3, 11, 12, 13]
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert len(
-        [text for text in warnings if 'on_busy="skip"' in text and "step 3 waits for the save of step 1" in text]
-    )
+    assert [text for text in warnings if 'on_busy="skip"' in text and "step 3 waits for the save of step 1" in text]
     assert len(warnings) == 1
 
 
@@ -224,17 +222,17 @@ def test_with_replace_the_newest_unbegun_save_gives_way_and_never_commits(store:
                 "superseded",
                 "writing",
             ]
-            assert len(manager._engine._images) == 2
+            assert len(engine_of(manager)._images) == 2
             with pytest.raises(NotSavedError, match="step 2 was superseded"):
                 second.result(0)
         manager.wait(LIMIT_S)
-        assert len(manager._engine._images) == 2
+        assert len(engine_of(manager)._images) == 2
     assert steps_of(store) == [1, 4]
     assert torch.equal(loaded(store, 1)["weight"], torch.full((3,), 1.0))
     assert torch.equal(loaded(store, 4)["weight"], torch.full((3,), 4.0))
     assert [event.step for event in events if isinstance(event, SaveSkipped)] == [2, 3]
     assert statuses == [("superseded", (1,))]
-    assert not [key for key in store.keys() if "-e0-" in key and int(key.split("/")[2].split("-")[0]) in {2, 3}]
+    assert not [key for key in store.stored() if "-e0-" in key and int(key.split("/")[2].split("-")[0]) in {2, 3}]
 
 
 def test_a_step_not_above_a_save_in_flight_is_refused_or_skipped_before_any_work(
@@ -297,7 +295,7 @@ def test_stepping_without_resume_on_a_run_that_is_further_is_an_error_and_not_a_
 
 
 @pytest.mark.parametrize(
-    ("options", "match"),
+    "options, match",
     [
         ({"max_pending": 0}, "max_pending=0"),
         ({"max_pending": 1, "on_busy": "replace"}, "2 or more"),

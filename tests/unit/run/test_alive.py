@@ -68,6 +68,9 @@ class Scene:
     def sign(self, value: object) -> None:
         self.store.put(self.key, value if isinstance(value, bytes) else json.dumps(value).encode())
 
+    def lose_sign(self) -> None:
+        self.store.delete([self.key])
+
     def journal(self, store: CheckpointStore | None = None) -> Journal:
         run = find_run(self.store)
         assert run is not None
@@ -144,7 +147,7 @@ def test_a_writer_that_closes_while_it_is_watched_frees_the_run() -> None:
 
 def test_a_sign_of_life_that_disappears_is_none() -> None:
     scene = Scene(ELSEWHERE, ALIVE)
-    scene.clock.on_sleep = lambda _: scene.store.delete([scene.key])
+    scene.clock.on_sleep = lambda _: scene.lose_sign()
     assert "no sign of life" in scene.ask()
 
 
@@ -285,7 +288,7 @@ def test_this_process_is_not_gone_and_two_writers_of_it_differ() -> None:
 
 
 @pytest.mark.parametrize(
-    ("environment", "job"),
+    "environment, job",
     [
         ({}, None),
         ({"SLURM_JOB_ID": "17"}, "SLURM_JOB_ID:17"),

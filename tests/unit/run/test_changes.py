@@ -9,6 +9,7 @@ import pytest
 from ckptstore.errors import ConfigError, CorruptionError
 from ckptstore.run import changes
 from ckptstore.run.changes import RunState, apply, lineage
+from ckptstore.run.records import row_to_json
 from tests.unit.run.world import claim_change, new_row, numbered
 
 if TYPE_CHECKING:
@@ -19,19 +20,24 @@ def grown(*acts: int | tuple[str, Any]) -> RunState:
     """Return the state after a first claim and *acts*: a step to commit, or a change to make."""
     state = apply(RunState(), claim_change(), 0, "k")
     for seq, act in enumerate(acts, start=1):
-        if isinstance(act, int):
-            line = lineage(state)
-            state = apply(state, changes.commit(new_row(seq, state.epoch, act, line[0].seq if line else None)), seq, "k")
-        else:
-            kind, value = act
-            change = {
-                "claim": lambda value: claim_change(next((row for row in state.live if row.step == value), None)),
-                "retire": lambda value: changes.retire(value, policy="last=1", reasons={}),
-                "tag": lambda value: changes.tag(value[0], **value[1]),
-                "note": lambda value: {**changes.note("x"), **value},
-            }[kind](value)
-            state = apply(state, change, seq, "k")
+        state = apply(state, change_of(act, state, seq), seq, "k")
     return state
+
+
+def change_of(act: int | tuple[str, Any], state: RunState, seq: int) -> dict[str, Any]:
+    match act:
+        case ("claim", step):
+            return claim_change(next((row for row in state.live if row.step == step), None))
+        case ("retire", targets):
+            return changes.retire(targets, policy="last=1", reasons={})
+        case ("tag", (target, edit)):
+            return changes.tag(target, **edit)
+        case ("note", fields):
+            return {**changes.note("x"), **fields}
+        case int():
+            line = lineage(state)
+            return changes.commit(new_row(seq, state.epoch, act, line[0].seq if line else None))
+    raise AssertionError(act)
 
 
 def line(state: RunState) -> list[int]:
@@ -79,7 +85,10 @@ def test_retiring_relinks_children_and_resume_from_to_the_nearest_surviving_ance
 def test_retiring_one_by_one_and_at_once_leaves_the_same() -> None:
     together = grown(100, 200, 300, 400, ("retire", [1, 2, 3]))
     apart = grown(100, 200, 300, 400, ("retire", [3]), ("retire", [1]), ("retire", [2]))
-    assert (parents(together), [row.seq for row in together.retired]) == (parents(apart), [row.seq for row in apart.retired])
+    assert (parents(together), [row.seq for row in together.retired]) == (
+        parents(apart),
+        [row.seq for row in apart.retired],
+    )
 
 
 def test_retiring_the_own_branch_returns_to_what_was_resumed_from() -> None:
@@ -97,7 +106,9 @@ def test_a_retired_row_leaves_the_record_only_as_swept() -> None:
 
 
 def test_a_tag_changes_its_row_and_the_copy_that_was_resumed_from() -> None:
-    state = grown(100, ("claim", 100), ("tag", (1, {"add": ["b", "a"], "damaged": True})), ("tag", (1, {"remove": ["b"]})))
+    state = grown(
+        100, ("claim", 100), ("tag", (1, {"add": ["b", "a"], "damaged": True})), ("tag", (1, {"remove": ["b"]}))
+    )
     assert state.live[0].tags == ("a",)
     assert state.live[0].damaged
     assert state.resume_from == state.live[0]
@@ -117,7 +128,7 @@ def test_more_than_256_retirements_do_not_fit_one_record() -> None:
         changes.retire(range(257), policy="p", reasons={})
 
 
-ROW = changes.row_to_json(new_row(2, 0, 200, 1))
+ROW = row_to_json(new_row(2, 0, 200, 1))
 
 
 @pytest.mark.parametrize(

@@ -345,14 +345,21 @@ def test_a_change_that_is_dropped_after_a_lost_race_publishes_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "pending"),
-    [(FailBefore(), False), (FailBefore(StorageFullError), False), (AnswerLost(), True), (FailBefore(OutcomeUnknownError), True)],
+    "fault, pending",
+    [
+        (FailBefore(), False),
+        (FailBefore(StorageFullError), False),
+        (AnswerLost(), True),
+        (FailBefore(OutcomeUnknownError), True),
+    ],
 )
 def test_only_an_unknown_outcome_stays_pending(fault: FailBefore | AnswerLost, pending: bool) -> None:
     store = FaultyStore(filled(2), FaultPlan({("publish", 0): fault}))
     journal = new_journal(store)
     told = Told()
-    with pytest.raises(OutcomeUnknownError if pending else UnavailableError if fault == FailBefore() else StorageFullError):
+    with pytest.raises(
+        OutcomeUnknownError if pending else UnavailableError if fault == FailBefore() else StorageFullError
+    ):
         append(journal, journal.head(), told)
     assert (told[-1] is not None) == pending
 

@@ -244,7 +244,7 @@ def test_each_record_is_its_change_applied_to_the_one_before_in_any_history(
         state = new_journal(store).head().state  # as a fresh process reads it
         assert state == expected
     assert list(audit_journal(new_journal(store))) == []
-    live = set()
+    live: set[int] = set()
     for seq, record in enumerate(stored(store)):  # nothing leaves the live set without a retirement
         now = {row.seq for row in journal.state_of(record).live}
         assert live - now == set(record.change.get("targets", [])) & live
@@ -293,7 +293,13 @@ def test_the_audit_names_damaged_missing_and_misplaced_records_and_a_lost_run_fi
     store.delete([journal.layout.record(4), "RUN.json"])
     store.put(journal.layout.record(5), store.get(journal.layout.record(6), max_bytes=1 << 16))
     found = audited(store)
-    for part in ("RUN.json is absent", "02.json is damaged", "04.json is missing", "05.json is damaged", "another place"):
+    for part in (
+        "RUN.json is absent",
+        "02.json is damaged",
+        "04.json is missing",
+        "05.json is damaged",
+        "another place",
+    ):
         assert part in found
     assert not isinstance(journal.read(3), Damaged)
 

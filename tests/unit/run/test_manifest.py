@@ -174,9 +174,7 @@ def test_a_manifest_that_contradicts_itself_is_refused(edit: Callable[[dict[str,
 
 
 @pytest.mark.parametrize("name", ["tensors", "tree"])
-def test_a_large_part_goes_into_an_object_of_its_own_and_comes_back(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_part_goes_into_an_object_of_its_own_and_comes_back(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SIDE_BYTES", 30 if name == "tree" else 130)
     written = some(tree={"a": "x" * 40} if name == "tree" else {})
     sides: dict[str, bytes] = {}
@@ -285,7 +283,7 @@ def test_every_flipped_bit_and_cut_of_a_manifest_and_its_absence_are_detected() 
 
 
 @pytest.mark.parametrize(
-    ("fields", "row"),
+    "fields, row",
     [
         ({}, {"step": 6}),
         ({}, {"epoch": 3}),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -64,6 +66,11 @@ def filled(n_commits: int = 3) -> MemoryStore:
     return store
 
 
+def decided(change: dict[str, Any], _: Head) -> dict[str, Any]:
+    """Judge any head alike."""
+    return change
+
+
 class Contended(MemoryStore):
     """A store on which someone else is always a moment faster, *times* times."""
 
@@ -118,9 +125,7 @@ def test_after_a_lost_race_the_command_waits_a_second_or_more_and_is_judged_agai
 
 def test_a_command_that_has_nothing_left_to_do_after_a_lost_race_is_dropped() -> None:
     store, clock = filled(), FakeClock()
-    done = operate(
-        journal_on(Contended(store, 1), clock), lambda head: changes.note("x") if head.seq == 3 else None
-    )
+    done = operate(journal_on(Contended(store, 1), clock), lambda head: changes.note("x") if head.seq == 3 else None)
     assert done is None
     assert new_journal(store).head().seq == 4
 
@@ -128,7 +133,7 @@ def test_a_command_that_has_nothing_left_to_do_after_a_lost_race_is_dropped() ->
 def test_a_command_gives_up_after_eight_lost_races() -> None:
     store, clock = filled(), FakeClock()
     contended = Contended(store, 100)
-    with pytest.raises(ConflictError, match="8 races .* nothing was changed"):
+    with pytest.raises(ConflictError, match=r"8 races .* nothing was changed"):
         operate(journal_on(contended, clock), lambda head: changes.note("mine"))
     assert len(contended.publishes) == 8
     assert len(clock.slept) == 7
@@ -165,9 +170,7 @@ def test_an_empty_journal_has_nothing_to_change() -> None:
 
 
 @pytest.mark.parametrize("exclusive", ["weak", "none"])
-def test_a_store_without_exclusive_creation_takes_no_commands(exclusive: str) -> None:
-    import dataclasses
-
+def test_a_store_without_exclusive_creation_takes_no_commands(exclusive: Any) -> None:
     class Weak(MemoryStore):
         def capabilities(self) -> Any:
             return dataclasses.replace(super().capabilities(), exclusive=exclusive)
@@ -240,7 +243,7 @@ def test_a_loop_of_commands_beside_a_committing_writer_loses_nothing_on_either_s
                 if finished.is_set() or number == 15:
                     return
                 tag = f"t{number}"
-                if operate(journal_on(store, clock), lambda head, tag=tag: changes.tag(1, add=[tag])) is not None:
+                if operate(journal_on(store, clock), partial(decided, changes.tag(1, add=[tag]))) is not None:
                     tagged.append(tag)
         except ConflictError:
             return
@@ -267,7 +270,7 @@ def test_commands_never_fence_a_writer_and_a_claim_does() -> None:
     take(session)
     save(session, 1)
     for act in (changes.tag(1, add=["x"]), changes.note("x"), changes.retire([1], policy="p", reasons={})):
-        operate(new_journal(store), lambda head, act=act: act)
+        operate(new_journal(store), partial(decided, act))
     session.refresh()
     save(session, 2)
     take(other)

@@ -237,14 +237,21 @@ def test_tags_and_metrics_beyond_their_bounds_are_refused_before_anything_is_wri
 
 def test_tags_and_metrics_at_their_bounds_are_stored() -> None:
     row = new_row(
-        3, 2, 5, None, tags=tuple(f"t{n}" for n in range(16)), metrics={f"m{n}": 1 / 3 for n in range(31)} | {"x": "inf"}
+        3,
+        2,
+        5,
+        None,
+        tags=tuple(f"t{n}" for n in range(16)),
+        metrics={f"m{n}": 1 / 3 for n in range(31)} | {"x": "inf"},
     )
     assert row_from_json(json.loads(canonical(row_to_json(check_row(row)))), "k") == row
 
 
 metrics = st.dictionaries(
     st.text(max_size=8),
-    st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(1 << 53), 1 << 53) | st.sampled_from(["nan", "inf"]),
+    st.floats(allow_nan=False, allow_infinity=False)
+    | st.integers(-(1 << 53), 1 << 53)
+    | st.sampled_from(["nan", "inf"]),
     max_size=8,
 )
 

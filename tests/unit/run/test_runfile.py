@@ -120,7 +120,7 @@ def test_a_lost_run_file_with_two_journals_asks_which(used: MemoryStore) -> None
     used.put("journal/ffffffff/0000000000.json", b"x")
     assert uid_of(used)
     used.delete(["RUN.json"])
-    with pytest.raises(ConfigError, match="several runs .*ffffffff"):
+    with pytest.raises(ConfigError, match=r"several runs .*ffffffff"):
         find_run(used)
 
 
@@ -135,7 +135,7 @@ def test_a_run_file_and_first_claim_that_are_both_lost_are_told_apart_from_an_em
     layout = Layout(uid_of(used))
     body = used.get(layout.record(0), max_bytes=1 << 16)
     used.delete(["RUN.json", layout.record(0)])
-    with pytest.raises(CorruptionError, match="RUN.json is lost and so is journal"):
+    with pytest.raises(CorruptionError, match=r"RUN.json is lost and so is journal"):
         find_run(used)
     used.put(layout.record(0), body[:-9])
     with pytest.raises(CorruptionError, match="torn or damaged"):
@@ -194,7 +194,7 @@ def test_a_run_deleted_under_a_living_writer_is_never_taken_for_a_new_one(used: 
     used.delete([info.key for info in used.list("")])
     save(session, 2)
     abandon(session)
-    with pytest.raises(CorruptionError, match="RUN.json is lost"):
+    with pytest.raises(CorruptionError, match=r"RUN.json is lost"):
         new_session(used).refresh()
 
 
@@ -209,7 +209,12 @@ def test_names_of_attempts_say_their_epoch_and_nothing_else_does() -> None:
 def test_the_folder_of_a_record_is_found_in_its_key_and_in_no_other() -> None:
     layout = Layout("0123456789abcdef" * 2)
     assert journal_of(layout.record(0)) == journal_of(layout.record(10**12)) == "01234567"
-    for key in ("journal/01234567/x.json", "journal/01234567", "index/01234567/0000000000.json", "journal/0000000000.json"):
+    for key in (
+        "journal/01234567/x.json",
+        "journal/01234567",
+        "index/01234567/0000000000.json",
+        "journal/0000000000.json",
+    ):
         assert journal_of(key) is None
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +17,7 @@ from ckptstore.errors import (
     ConflictError,
     CorruptionError,
     FencedError,
+    NotFoundError,
     OutcomeUnknownError,
     StorageFullError,
     UnavailableError,
@@ -484,7 +487,9 @@ def test_a_claim_of_unknown_outcome_is_adopted_if_it_is_there(
     assert steps(assert_sound(store)) == [1]
 
 
-def test_the_outcome_of_creating_the_run_may_be_unknown_too(store: MemoryStore, writers: Callable[..., Session]) -> None:
+def test_the_outcome_of_creating_the_run_may_be_unknown_too(
+    store: MemoryStore, writers: Callable[..., Session]
+) -> None:
     for fault in UNKNOWN:
         faulty = faulty_publish(new_store_of := new_store(), 0, fault)
         session = writers(faulty)
@@ -583,15 +588,16 @@ def test_a_claim_that_is_there_below_a_newer_one_is_adopted_and_fenced(
     assert assert_sound(store).state.epoch == 1
 
 
-def test_a_claim_that_lost_its_number_may_be_decided_again(
-    store: MemoryStore, writers: Callable[..., Session]
-) -> None:
+def test_a_claim_that_lost_its_number_may_be_decided_again(store: MemoryStore, writers: Callable[..., Session]) -> None:
     session, winner = writers(faulty_publish(store, 1, FailBefore(OutcomeUnknownError))), writers(store)
     with pytest.raises(OutcomeUnknownError):
         take(session)
     take(winner)
     save(winner, 1)
+    session.refresh()
     assert not session.owns
+    with pytest.raises(ConflictError, match="not claimed"):
+        save(session, 2)
     head = take(session)  # it never owned the run, so nothing ended
     assert head.seq == 2
     assert head.record is not None
@@ -620,6 +626,54 @@ def test_while_the_outcome_stays_unknown_nothing_moves_past_it(
     assert steps(assert_sound(store)) == [1, 3]
 
 
+def test_a_claim_too_settles_what_is_unknown_first(store: MemoryStore, writers: Callable[..., Session]) -> None:
+    session = writers(faulty_publish(store, 2, FailBefore(OutcomeUnknownError)))
+    take(session)
+    with pytest.raises(OutcomeUnknownError):
+        save(session, 1)
+    head = new_journal(store).head()
+    assert isinstance(session.claim(head, resume_from=None, branch=None, reason="r"), Lost)
+    assert steps(assert_sound(store)) == [1]
+
+
+def test_a_writer_that_was_taken_over_can_t_claim_on_the_winner_s_head(
+    store: MemoryStore, writers: Callable[..., Session]
+) -> None:
+    session, winner = writers(faulty_publish(store, 2, AnswerLost())), writers(store)
+    take(session)
+    with pytest.raises(OutcomeUnknownError):
+        save(session, 1)
+    head = take(winner)
+    with pytest.raises(FencedError):
+        session.claim(head, resume_from=None, branch=None, reason="r")
+    save(winner, 2)
+    assert steps(assert_sound(store)) == [1, 2]
+
+
+def test_a_number_that_is_settled_and_reads_as_absent_stays_unsettled(
+    store: MemoryStore, writers: Callable[..., Session]
+) -> None:
+    class Hidden(MemoryStore):
+        hidden = True
+
+        def get(self, key: str, *, max_bytes: int) -> bytes:
+            if self.hidden and key.endswith("0000000001.json"):
+                raise NotFoundError(key)
+            return super().get(key, max_bytes=max_bytes)
+
+    inner = Hidden(store.url.removeprefix("memory://"))
+    session = writers(FaultyStore(inner, FaultPlan({("publish", 2): AnswerLost()})))
+    take(session)
+    with pytest.raises(OutcomeUnknownError):
+        save(session, 1)
+    for _ in range(2):  # else it would be told an older checkpoint
+        with pytest.raises(UnavailableError, match="reads as absent"):
+            session.refresh()
+    inner.hidden = False
+    save(session, 2)
+    assert steps(assert_sound(store)) == [1, 2]
+
+
 def test_an_outage_while_settling_leaves_the_number_to_be_settled_again(
     store: MemoryStore, writers: Callable[..., Session]
 ) -> None:
@@ -631,7 +685,9 @@ def test_an_outage_while_settling_leaves_the_number_to_be_settled_again(
             take(session)
         reads = faulty.calls["get"]
         # The number is settled, and then reading the head fails: at LATEST (no matter), then at the record.
-        faulty._faults.update({("get", reads): FailBefore(), ("get", reads + 1): FailBefore(), ("stat", 1): FailBefore()})
+        faulty._faults.update(
+            {("get", reads): FailBefore(), ("get", reads + 1): FailBefore(), ("stat", 1): FailBefore()}
+        )
         with pytest.raises(UnavailableError):
             session.refresh()
         for _ in range(3):
@@ -810,7 +866,12 @@ def test_a_note_that_can_t_be_published_does_not_undo_the_claim(
         take(session)
     assert session.owns
     save(session, 1)
-    assert [record.kind for record in records_of(store) if isinstance(record, Record)] == ["claim", "claim", "note", "commit"]
+    assert [record.kind for record in records_of(store) if isinstance(record, Record)] == [
+        "claim",
+        "claim",
+        "note",
+        "commit",
+    ]
 
 
 def test_a_mismatching_record_above_the_own_head_is_damage_to_a_living_writer(
@@ -884,7 +945,7 @@ def test_threads_of_one_session_commit_one_after_the_other(store: MemoryStore, w
     done: list[object] = []
 
     def work() -> None:
-        done.extend(caught(lambda step=step: save(session, step)) for step in range(1, 9))
+        done.extend(caught(partial(save, session, step)) for step in range(1, 9))
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
@@ -899,19 +960,24 @@ def test_a_forked_child_can_t_use_the_session_and_the_parent_s_goes_on(store: Me
     session = open_session(store, anew=False, job=None)
     take(session)
     save(session, 1)
-    with session._lock:  # as if a thread of the parent was publishing: the child must not wait for it
+    head = session.refresh()
+
+    def in_child() -> bool:
+        refused = [caught(partial(act, session, head)) for act in METHODS.values()]
+        other = open_session(store, anew=False, job=None)
+        before = dict(store._space.objects)
+        release(session)
+        silent = before == store._space.objects  # nor does it say that the parent closed
+        return all(isinstance(error, ConfigError) for error in refused) and other is not session and silent
+
+    with session._lock, warnings.catch_warnings():  # as if a thread of the parent published: the child must not wait
+        warnings.simplefilter("ignore", DeprecationWarning)  # later Pythons warn of a fork beside threads: just so
         child = os.fork()
         if child == 0:
-            ok = all(
-                isinstance(caught(lambda act=act: act(session, session._head)), ConfigError) for act in METHODS.values()
-            )
-            ok = ok and session.tip() is not None
-            other = open_session(store, anew=False, job=None)
-            ok = ok and other is not session
-            before = dict(store._space.objects)
-            release(session)
-            ok = ok and before == store._space.objects  # nor does it say that the parent closed
-            os._exit(0 if ok else 1)
+            try:
+                os._exit(0 if in_child() else 1)
+            finally:
+                os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     pulse = session._pulse
     assert pulse is not None

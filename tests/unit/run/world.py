@@ -1,4 +1,4 @@
-"""What the tests of the protocol share: a clock and ids that can be repeated, writers, and a judge of what is stored."""
+"""What the tests of the protocol share: clock and ids that repeat, writers, and a judge of what is stored."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def abandon(*sessions: Session) -> None:
             session._pulse.stop()
 
 
-def take(session: Session, *, row: Row | None | str = "tip", **fields: Any) -> Head:
+def take(session: Session, *, row: Row | str | None = "tip", **fields: Any) -> Head:
     """Claim the run whatever the policy says, going on from the lineage's tip."""
     while True:
         head = session.refresh()
