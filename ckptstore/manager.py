@@ -267,7 +267,7 @@ class CheckpointManager:
             _LOG.warning('staging="overlap" needs an optimizer among the states; the state is copied within save()')
         engine = self._running()
         # The save that a signal asked for may be the last: it is never skipped.
-        if not engine.save(captured, request, handle, patient=self.preempted):
+        if not engine.save(captured, request, handle, patient=self.preempted, eager=wait):
             return self._skipped(handle, "an earlier save is still being written")
         self._last_save_s = SYSTEM_CLOCK.monotonic()
         handle.stall_s += self._last_save_s - started

@@ -142,7 +142,15 @@ class Engine:
         with self._lock:
             return sum(image.plan.n_bytes for image in self._owned())
 
-    def save(self, captured: Captured, request: SaveRequest, handle: SaveHandle, *, patient: bool = False) -> bool:
+    def save(
+        self,
+        captured: Captured,
+        request: SaveRequest,
+        handle: SaveHandle,
+        *,
+        patient: bool = False,
+        eager: bool = False,
+    ) -> bool:
         """Stage *captured* and return; it is written and committed in the background, after those before it.
 
         Args:
@@ -150,6 +158,7 @@ class Engine:
             request: What is saved beside it.
             handle: The save's.
             patient: Wait for room, whatever the policy.
+            eager: The caller waits for the commit: write as early as possible, at the cost of the copy.
 
         Returns:
             False if the policy is to skip, and there was no room.
@@ -165,10 +174,11 @@ class Engine:
         self.raise_failure()
         image = self._image(plan)
         image.begin()
-        save = Save(self._session, captured, request, image, self._workers.submit, self._clock)
+        guarded = captured.guarded if image.holds_all else ()
+        eager = eager or bool(guarded)  # a copy beside training keeps no one waiting
+        save = Save(self._session, captured, request, image, self._workers.submit, self._clock, eager=eager)
         save.timings.wait_s = self._clock.monotonic() - started
         entry = _Entry(save, handle, image)
-        guarded = captured.guarded if image.holds_all else ()
         beside = {name: tensor for name, tensor in captured.tensors.items() if name in guarded}
         later = Later(beside, handle, self._clock) if beside else None
         try:

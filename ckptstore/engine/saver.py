@@ -12,6 +12,7 @@ import logging
 import platform
 import threading
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -95,6 +96,8 @@ class Save:
         image: Image,
         submit: Callable[[Callable[[], None]], None],
         clock: Clock,
+        *,
+        eager: bool,
     ) -> None:
         self.request = request
         self.plan = image.plan
@@ -107,7 +110,13 @@ class Save:
         self._clock = clock
         self._lock = threading.RLock()  # taken bare, as the engine's
         self._changed = threading.Condition(self._lock)
-        self._early: list[int] | None = []  # parts staged before there was a file to write them to
+        self._created = False
+        self._waiting: list[int] = []  # parts staged, not yet handed to the writing threads
+        self._unstaged = n_parts = len(image.plan.parts)
+        # Writing begins while the state is still being copied, but disturbs the copy: unless someone waits for the
+        # commit, not before half of it is done. With memory for a few parts only, nothing can wait.
+        self._hold = n_parts // 2 if image.holds_all and not eager else n_parts
+        self._undigested: list[int] | None = [] if image.holds_all else None  # written before all was copied
         self._left = len(self.plan.parts) + 1  # the parts, and the word that they are one consistent snapshot
         self._failed: BaseException | None = None
         self._containers: list[_Container] = []
@@ -124,12 +133,11 @@ class Save:
     # ── from the staging threads ─────────────────────────────────────────────────────────────────────────────────
 
     def part_staged(self, number: int) -> None:
-        """Take over a complete part; it is written as soon as its file exists."""
+        """Take over a complete part; it is written as soon as its file exists and it is time."""
         with self._lock:
-            if self._early is not None:
-                self._early.append(number)
-                return
-        self._submit(lambda: self._write(number))
+            self._waiting.append(number)
+            self._unstaged -= 1
+        self._hand_on()
 
     def staged(self) -> None:
         """Say that every part was staged and that the state did not change meanwhile."""
@@ -137,6 +145,18 @@ class Save:
         with self._lock:
             self._left -= 1
             self._changed.notify_all()
+            undigested, self._undigested = self._undigested or [], None
+        self._hand_on()
+        for number in undigested:
+            self._submit(partial(self._work, self._digest, number))
+
+    def _hand_on(self) -> None:
+        with self._lock:
+            if not self._created or self._unstaged > self._hold:
+                return
+            ready, self._waiting = self._waiting, []
+        for number in ready:
+            self._submit(partial(self._work, self._write, number))
 
     def fail(self, error: BaseException) -> BaseException:
         """Let the save fail, from any thread, and return the reason that counts: the first."""
@@ -200,9 +220,8 @@ class Save:
             writer = self._store.create(attempt.prefix + path, plan.n_bytes, PART_BYTES)
             self._containers.append(_Container(path, plan, writer))
         with self._lock:
-            early, self._early = self._early or [], None
-        for number in early:
-            self._submit(lambda number=number: self._write(number))  # type: ignore[misc]
+            self._created = True
+        self._hand_on()
         with self._lock:
             while self._left and self._failed is None:
                 self._changed.wait()
@@ -212,25 +231,41 @@ class Save:
             container.writer.finish()
         return [container.entry() for container in self._containers]
 
-    def _write(self, number: int) -> None:
-        part = self.plan.parts[number]
+    def _work(self, what: Callable[[int, Image], bool], number: int) -> None:
+        """Do a piece of work for part *number* on a writing thread, unless the save has failed."""
         with self._lock:
             image = self._image
             if self._failed is not None or image is None:
                 return
             self._running += 1
+        done = False
         try:
-            target = self._containers[part.container]
-            memory = image.memory(number)
-            target.parts[part.index] = part_digest(memory, ALGORITHM)
-            target.writer.write(part.offset, memory)
-            image.release(number)
+            done = what(number, image)
         except BaseException as error:  # noqa: BLE001 - raised by run, on the publisher's thread
             self.fail(error)  # before this thread counts as gone: the image is another save's soon after
         with self._lock:
             self._running -= 1
-            self._left -= 1
+            self._left -= done
             self._changed.notify_all()
+
+    def _write(self, number: int, image: Image) -> bool:
+        """Write a part, and digest it, but not while the rest is being copied: then the processors are the copy's.
+
+        A direct write needs next to no processor, a digest does.
+        """
+        part = self.plan.parts[number]
+        self._containers[part.container].writer.write(part.offset, image.memory(number))
+        with self._lock:
+            if self._undigested is not None:
+                self._undigested.append(number)
+                return False
+        return self._digest(number, image)
+
+    def _digest(self, number: int, image: Image) -> bool:
+        part = self.plan.parts[number]
+        self._containers[part.container].parts[part.index] = part_digest(image.memory(number), ALGORITHM)
+        image.release(number)
+        return True
 
     def _clean(self) -> None:
         """Free what a failed save wrote. Best effort: what can't be removed is garbage of a dead attempt."""

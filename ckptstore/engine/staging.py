@@ -117,7 +117,9 @@ class Image:
         self._memory = memoryview(self._mapped)
         self._bytes = torch.frombuffer(self._mapped, dtype=torch.uint8)
         self._views: dict[int, list[torch.Tensor]] = {}
-        self._changed = threading.Condition()
+        # Taken as the bare lock: an interrupt may come within a Condition's own enter and exit, and leave it locked.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._staged_in: list[int] = [-1] * self.n_slots  # the part that a slot holds, not yet released
         self._stopped: BaseException | None = None
 
@@ -128,7 +130,7 @@ class Image:
 
     def begin(self) -> None:
         """Make ready for a new save."""
-        with self._changed:
+        with self._lock:
             self._staged_in = [-1] * self.n_slots
             self._stopped = None
 
@@ -139,13 +141,13 @@ class Image:
 
     def stop(self, error: BaseException) -> None:
         """End a staging that waits for memory: the save has failed."""
-        with self._changed:
+        with self._lock:
             self._stopped = error
             self._changed.notify_all()
 
     def release(self, number: int) -> None:
         """Give the memory of a part back: its bytes are written."""
-        with self._changed:
+        with self._lock:
             self._staged_in[number % self.n_slots] = -1
             self._changed.notify_all()
 
@@ -179,16 +181,26 @@ class Image:
                         on_part(number)
             except BaseException as error:  # noqa: BLE001 - raised by the thread that called stage
                 errors.append(error)
+                self.stop(error)  # another thread may wait for the memory of the part that this one leaves undone
 
         others = [
             threading.Thread(target=work, name="ckptstore-stage", daemon=True)
             for _ in range(min(threads, len(self.plan.parts)) - 1)
         ]
+        try:
+            for other in others:
+                other.start()
+            work()
+        except BaseException as error:  # noqa: BLE001 - raised below
+            errors.append(error)
         for other in others:
-            other.start()
-        work()
-        for other in others:
-            other.join()
+            while (
+                other.ident is not None and other.is_alive()
+            ):  # whatever interrupts: until then it copies into the image
+                try:
+                    other.join()
+                except BaseException as error:  # noqa: BLE001 - raised below
+                    errors.append(error)
         if errors:
             raise errors[0]
 
@@ -198,7 +210,7 @@ class Image:
 
     def _take_slot(self, number: int) -> None:
         slot = number % self.n_slots
-        with self._changed:
+        with self._lock:
             while self._staged_in[slot] != -1 and self._stopped is None:
                 self._changed.wait()
             if self._stopped is not None:

@@ -108,7 +108,7 @@ def test_a_handles_result_raises_it_each_time_and_takes_it_from_no_one_else(stor
         for _ in range(2):
             with pytest.raises(StorageFullError, match="no space left") as raised:
                 handle.result(LIMIT_S)
-        assert len(raised.value.__notes__) == 1
+            assert len(raised.value.__notes__) == 1
         with pytest.raises(StorageFullError):
             manager.wait(LIMIT_S)
 
@@ -320,9 +320,10 @@ def test_close_gives_up_at_its_limit_names_the_steps_and_leaves_the_run_to_the_w
 def test_close_tells_of_earlier_failures_when_it_gives_up(store: GatedStore, manage: Make) -> None:
     manager = manage(drain_timeout_s=0.05, max_pending=2)
     store.fail("create", full())
-    with store.hold("write", "0000000002") as gate:
+    with store.hold("create", "/000000000001-") as first, store.hold("write", "/000000000002-") as gate:
         manager.save(1, weight=WEIGHT)
         manager.save(2, weight=WEIGHT)
+        first.open()
         gate.wait_reached()
         with pytest.raises(UnavailableError, match="step 2 is not durable") as raised:
             manager.close()
@@ -332,6 +333,7 @@ def test_close_tells_of_earlier_failures_when_it_gives_up(store: GatedStore, man
     session_module.release(manager._session)
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded")
 def test_a_forked_child_is_refused_even_while_the_engine_is_locked(store: GatedStore, manage: Make) -> None:
     manager = manage()
     with store.hold("write") as gate:

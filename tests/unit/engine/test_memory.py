@@ -61,7 +61,7 @@ def check(store: GatedStore, step: int, state: dict[str, Any]) -> None:
 def test_a_state_larger_than_the_memory_streams_through_it_exactly(
     store: GatedStore, manage: Make, small_parts: None, images: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
-    state = {"a": torch.randn(30_000), "b": torch.randint(0, 99, (7001,), dtype=torch.uint8)}
+    state: dict[str, Any] = {"a": torch.randn(30_000), "b": torch.randint(0, 99, (7001,), dtype=torch.uint8)}
     with manage(memory_bytes=6 * PART, max_pending=3) as manager:
         for step in (1, 2):
             manager.save(step, **state)
@@ -76,7 +76,7 @@ def test_a_state_larger_than_the_memory_streams_through_it_exactly(
 def test_while_the_store_is_slow_streaming_waits_in_bounded_memory(
     store: GatedStore, manage: Make, small_parts: None, images: list[int]
 ) -> None:
-    state = {"a": torch.randn(30_000)}
+    state: dict[str, Any] = {"a": torch.randn(30_000)}
     with manage(memory_bytes=5 * PART) as manager:
         with store.hold("write") as gate:
             saving = in_thread(lambda: manager.save(1, **state))
@@ -95,7 +95,7 @@ def test_while_the_store_is_slow_streaming_waits_in_bounded_memory(
 def test_a_write_that_fails_in_the_middle_ends_the_streaming_and_is_told_by_the_next_call(
     store: GatedStore, manage: Make, small_parts: None, on_error: str
 ) -> None:
-    state = {"a": torch.randn(30_000)}
+    state: dict[str, Any] = {"a": torch.randn(30_000)}
     with manage(memory_bytes=5 * PART, on_error=on_error) as manager:
         with store.hold("write") as gate:
             saving = in_thread(lambda: manager.save(1, **state))
@@ -117,7 +117,8 @@ def test_a_write_that_fails_in_the_middle_ends_the_streaming_and_is_told_by_the_
 def test_all_images_together_stay_within_the_bound_when_the_form_of_the_state_changes(
     store: GatedStore, manage: Make, small_parts: None, images: list[int], bound: int
 ) -> None:
-    first, second = {"a": torch.randn(9 * 1024)}, {"a": torch.randn(9 * 1024 + 1)}
+    first: dict[str, Any] = {"a": torch.randn(9 * 1024)}
+    second: dict[str, Any] = {"a": torch.randn(9 * 1024 + 1)}
     with manage(memory_bytes=bound * PART, max_pending=2) as manager:
         with store.hold("write") as gate:
             manager.save(1, **first)
@@ -139,7 +140,7 @@ def test_all_images_together_stay_within_the_bound_when_the_form_of_the_state_ch
 def test_with_too_little_memory_for_two_a_busy_save_is_skipped_and_does_not_wait(
     store: GatedStore, manage: Make, small_parts: None
 ) -> None:
-    state = {"a": torch.randn(9 * 1024)}
+    state: dict[str, Any] = {"a": torch.randn(9 * 1024)}
     with manage(memory_bytes=15 * PART, max_pending=2, on_busy="skip") as manager, store.hold("write") as gate:
         manager.save(1, **state)
         gate.wait_reached()
@@ -187,7 +188,11 @@ def test_a_plan_follows_the_state_through_every_change_of_form(
 def test_a_tensor_over_several_parts_is_exact_at_every_offset(
     store: GatedStore, manage: Make, small_parts: None, contiguous: bool
 ) -> None:
-    state = {"first": torch.randn(333, dtype=torch.float64), "long": torch.randn(60, 300), "last": torch.randn(5)}
+    state: dict[str, Any] = {
+        "first": torch.randn(333, dtype=torch.float64),
+        "long": torch.randn(60, 300),
+        "last": torch.randn(5),
+    }
     if not contiguous:
         state["long"] = state["long"].t()
     with manage() as manager:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import os
 import threading
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 import ckptstore
-from ckptstore.engine import overlap, staging
+from ckptstore.engine import staging
 from ckptstore.errors import TornSnapshotError
 from tests.unit.engine.gates import LIMIT_S, GatedStore, engine_of, in_thread, same
 
@@ -53,11 +54,15 @@ def copying(monkeypatch: pytest.MonkeyPatch) -> Iterator[Copying]:
     gate.go.set()
 
 
-def model_of() -> torch.nn.Module:
+def model_of() -> torch.nn.Sequential:
     torch.manual_seed(1)
     return torch.nn.Sequential(
         torch.nn.Linear(6, 16), torch.nn.BatchNorm1d(16), torch.nn.ReLU(), torch.nn.Linear(16, 6)
     )
+
+
+def weight_of(model: torch.nn.Module, layer: int) -> torch.nn.Parameter:
+    return model.get_parameter(f"{layer}.weight")
 
 
 def forward_backward(model: torch.nn.Module, seed: int) -> None:
@@ -101,7 +106,7 @@ def test_contents_are_those_at_the_save_for_every_optimizer(
     expected = {}
     with manage(staging="overlap") as manager:
         for step in range(1, 5):
-            objects = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}
+            objects: dict[str, Any] = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}
             expected[step] = copy.deepcopy({name: item.state_dict() for name, item in objects.items()})
             copying.hold()
             handle = manager.save(step, loss=torch.tensor(float(step)), **objects)
@@ -109,10 +114,11 @@ def test_contents_are_those_at_the_save_for_every_optimizer(
             optimizer.zero_grad()
             forward_backward(model, step)  # BatchNorm's buffers change here
             forward_backward(model, step + 100)  # gradient accumulation
-            stepping = in_thread(lambda: (optimizer.step(), scheduler.step()))
+            stepping = in_thread(optimizer.step)
             assert copying.reached.wait(LIMIT_S)
             copying.go.set()
             stepping()
+            scheduler.step()
             assert handle.result(LIMIT_S).step == step
     for step, state in expected.items():
         found = ckptstore.load(store, step)
@@ -133,7 +139,12 @@ def test_the_optimizers_step_waits_until_the_copy_is_complete(
         forward_backward(model, 1)
         before = copy.deepcopy(list(model.parameters()))
         ended = threading.Event()
-        stepping = [in_thread(lambda it=it: (it.step(), ended.set())) for it in (first, second)]
+
+        def step_of(optimizer: torch.optim.Optimizer) -> None:
+            optimizer.step()
+            ended.set()
+
+        stepping = [in_thread(functools.partial(step_of, optimizer)) for optimizer in (first, second)]
         assert not ended.wait(0.05)
         assert all(same(now.detach(), then.detach()) for now, then in zip(model.parameters(), before, strict=True))
         copying.go.set()
@@ -141,7 +152,7 @@ def test_the_optimizers_step_waits_until_the_copy_is_complete(
             step()
         assert handle.stall_s >= 0.05
         handle.result(LIMIT_S)
-        assert not same(model[0].weight.detach(), before[0].detach())
+        assert not same(weight_of(model, 0).detach(), before[0].detach())
     assert same(ckptstore.load(store)["model"]["0.weight"], before[0].detach())
 
 
@@ -161,27 +172,27 @@ def test_a_save_right_after_a_save_has_its_own_contents(store: GatedStore, manag
         assert_tree(ckptstore.load(store, step)["model"], state)
 
 
-def edit_parameter(model: torch.nn.Module) -> None:
+def edit_parameter(model: torch.nn.Sequential) -> None:
     with torch.no_grad():
-        model[0].weight.add_(1)
+        weight_of(model, 0).add_(1)
 
 
-def edit_alias(model: torch.nn.Module) -> None:
-    model[0].weight.detach().view(-1)[3:5].fill_(0)
+def edit_alias(model: torch.nn.Sequential) -> None:
+    weight_of(model, 0).detach().view(-1)[3:5].fill_(0)
 
 
-def free_storage(model: torch.nn.Module) -> None:
-    model[0].weight.untyped_storage().resize_(0)  # must be undone: even printing such a tensor reads freed memory
+def free_storage(model: torch.nn.Sequential) -> None:
+    weight_of(model, 0).untyped_storage().resize_(0)  # must be undone: even printing such a tensor reads freed memory
 
 
-def load_over(model: torch.nn.Module) -> None:
+def load_over(model: torch.nn.Sequential) -> None:
     model.load_state_dict({name: tensor + 1 for name, tensor in model.state_dict().items()})
 
 
 @pytest.mark.parametrize("edit", [edit_parameter, edit_alias, free_storage, load_over])
 @pytest.mark.parametrize("told_by", ["handle", "save", "wait", "close"])
 def test_an_edit_before_the_copy_is_complete_is_never_committed(
-    store: GatedStore, manage: Make, copying: Copying, edit: Callable[[torch.nn.Module], None], told_by: str
+    store: GatedStore, manage: Make, copying: Copying, edit: Callable[[torch.nn.Sequential], None], told_by: str
 ) -> None:
     model = model_of()
     optimizer = torch.optim.AdamW(model.parameters())
@@ -189,11 +200,11 @@ def test_an_edit_before_the_copy_is_complete_is_never_committed(
     manager.save(1, wait=True, model=model, optimizer=optimizer)
     copying.hold()
     handle = manager.save(2, model=model, optimizer=optimizer)
-    n_bytes = model[0].weight.untyped_storage().nbytes()
+    n_bytes = weight_of(model, 0).untyped_storage().nbytes()
     edit(model)
     copying.go.set()
     engine_of(manager).wait(LIMIT_S)
-    model[0].weight.untyped_storage().resize_(n_bytes)
+    weight_of(model, 0).untyped_storage().resize_(n_bytes)
     match = r"step 2: model/.* changed in place between save\(\) and"
     if told_by == "handle":
         with pytest.raises(TornSnapshotError, match=match):
@@ -252,7 +263,7 @@ def test_an_edit_that_no_counter_sees_is_safe_once_staged_has_returned(
             waiting = in_thread(manager.staged)
             copying.go.set()
             waiting()
-            model[0].weight.data.mul_(5)
+            weight_of(model, 0).data.mul_(5)
     assert_tree(ckptstore.load(store)["model"], expected)
 
 
@@ -261,7 +272,7 @@ def test_tensors_that_no_optimizer_owns_are_copied_before_save_returns(
 ) -> None:
     model = model_of()
     average = copy.deepcopy(model)
-    model[3].weight.requires_grad_(False)
+    weight_of(model, 3).requires_grad_(False)
     optimizer = torch.optim.AdamW([item for item in model.parameters() if item.requires_grad])
     raw = torch.arange(5.0)
     expected = copy.deepcopy({"model": model.state_dict(), "average": average.state_dict(), "raw": raw})
@@ -269,7 +280,7 @@ def test_tensors_that_no_optimizer_owns_are_copied_before_save_returns(
         copying.hold()
         manager.save(1, model=model, average=average, raw=raw, optimizer=optimizer)
         with torch.no_grad():
-            model[3].weight.mul_(3)
+            weight_of(model, 3).mul_(3)
             for parameter in average.parameters():
                 parameter.mul_(3)
         raw.zero_()
@@ -313,6 +324,7 @@ def test_an_error_in_the_eager_part_is_raised_and_lets_the_optimizer_go_on(
     assert [item.step for item in ckptstore.open_run(store).checkpoints()] == [2]
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded")
 def test_a_child_forked_during_the_copy_can_train(store: GatedStore, manage: Make, copying: Copying) -> None:
     model = model_of()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
@@ -340,8 +352,9 @@ def test_closing_takes_the_hook_away_and_the_tensors_are_let_go(store: GatedStor
             manager.save(step, model=model, optimizer=optimizer)
         manager.wait(LIMIT_S)
         assert len(module._global_optimizer_pre_hooks) == before + 1
-        assert isinstance(engine_of(manager)._later, overlap.Later)
-        assert not engine_of(manager)._later.tensors
+        later = engine_of(manager)._later
+        assert later is not None
+        assert not later.tensors
     assert len(module._global_optimizer_pre_hooks) == before
 
 

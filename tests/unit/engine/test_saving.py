@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 from typing import TYPE_CHECKING, Any
@@ -51,7 +52,7 @@ def test_save_returns_before_the_commit_and_later_changes_do_not_reach_the_check
         names.append("b")
         gate.open()
         assert handle.result(LIMIT_S).step == 1
-        assert handle.status == "committed"
+        assert repr(handle) == "<SaveHandle step 1, committed>"
         manager.wait(LIMIT_S)
         status = manager.status()
         assert (status.committed_step, status.pending_steps, status.bytes_at_risk) == (1, (), 0)
@@ -172,7 +173,7 @@ def test_with_wait_no_more_than_max_pending_are_in_flight_and_a_long_wait_warns_
                 with store.hold("write") as gate:
                     for more in (0, 1):
                         manager.save(step + more, weight=torch.ones(3))
-                    third = in_thread(lambda step=step: manager.save(step + 2, weight=torch.ones(3)))
+                    third = in_thread(functools.partial(manager.save, step + 2, weight=torch.ones(3)))
                     if step == 1:
                         assert warned.wait(LIMIT_S)
                     gate.wait_reached()
@@ -249,13 +250,14 @@ def test_a_step_not_above_a_save_in_flight_is_refused_or_skipped_before_any_work
     assert steps_of(store) == [10, 11]
 
 
-def test_save_does_not_wait_for_a_commit_that_is_being_published(store: GatedStore, manage: Make) -> None:
+def test_save_and_status_do_not_wait_for_a_commit_that_is_being_published(store: GatedStore, manage: Make) -> None:
     with manage(max_pending=2) as manager:
         manager.save(1, wait=True, weight=torch.ones(3))
         with store.hold("publish") as gate:
             manager.save(2, weight=torch.ones(3))
             gate.wait_reached()
             assert in_thread(lambda: manager.save(3, weight=torch.ones(3)))().status == "writing"
+            assert in_thread(manager.status)().committed_step == 1
     assert steps_of(store) == [1, 2, 3]
 
 
