@@ -22,10 +22,11 @@ from ckptstore.errors import AlreadyExistsError, ConfigError, FencedError
 from ckptstore.events import SaveSkipped
 from ckptstore.handles import SaveHandle
 from ckptstore.opening import open_store
-from ckptstore.resuming import Request, Resumed, resume
-from ckptstore.run.alive import permit
+from ckptstore.resuming import Request, Resumed, may_claim, resume
 from ckptstore.run.changes import lineage
 from ckptstore.run.identity import job_from_environment
+from ckptstore.run.manifest import MAX_USER_BYTES
+from ckptstore.run.records import check_words
 from ckptstore.run.session import Lost, open_session, release
 from ckptstore.seams import SYSTEM_CLOCK
 from ckptstore.store import CheckpointStore
@@ -425,11 +426,7 @@ class CheckpointManager:
         """Own the run, going on from its newest checkpoint: for a save without a resume."""
         while not self._session.owns:
             head = self._session.refresh()
-            reason = (
-                "the run is new"
-                if head.seq < 0
-                else permit(self._session.journal, head, self._session.me, self._takeover)
-            )
+            reason = may_claim(self._session, head, self._takeover)
             line = lineage(head.state)
             claimed = self._session.claim(
                 head, resume_from=line[0] if line else None, branch=None, reason=f"{reason}; save without resume"
@@ -541,10 +538,16 @@ def _request(
     if isinstance(tags, str) or not all(isinstance(tag, str) and tag for tag in tags):
         message = f"tags={tags!r:.200}: a list of non-empty strings is wanted"
         raise ConfigError(message)
+    numbers_ = {name: _number(name, value) for name, value in (metrics or {}).items()}
+    words = tuple(sorted(set(tags)))
+    check_words(step, words, numbers_)  # here, and not in the background: the caller can still mend it
+    if len(json.dumps(metadata)) > MAX_USER_BYTES:
+        message = f"step {step}: metadata takes more than {MAX_USER_BYTES} bytes as JSON"
+        raise ConfigError(message)
     return SaveRequest(
         step=step,
-        metrics={name: _number(name, value) for name, value in (metrics or {}).items()},
-        tags=tuple(sorted(set(tags))),
+        metrics=numbers_,
+        tags=words,
         permanent=bool(permanent),
         metadata=metadata or None,
     )

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ckptstore.run.records import Row
     from ckptstore.run.session import Session
 
-__all__ = ["Request", "Resumed", "Skipped", "resume"]
+__all__ = ["Request", "Resumed", "Skipped", "may_claim", "resume"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -116,7 +116,7 @@ def resume(session: Session, request: Request) -> Resumed:
     progress = _Progress()
     while True:
         head = session.refresh()
-        reason = _may_claim(session, head, request)
+        reason = may_claim(session, head, request.takeover)
         decision = _decide(session, head, request)
         if progress.newest is None and decision.candidates:
             progress.newest = decision.candidates[0].step
@@ -137,11 +137,12 @@ def resume(session: Session, request: Request) -> Resumed:
         return _resumed(session, chosen[0], values, progress)
 
 
-def _may_claim(session: Session, head: Head, request: Request) -> str:
+def may_claim(session: Session, head: Head, takeover: Takeover) -> str:
+    """Return the reason why *session* may claim the run; see ``run.alive.permit``, and ``checkpoint.check_vacant``."""
     if head.seq < 0:
         check_vacant(session.store)
         return "the run is new"
-    return permit(session.journal, head, session.me, request.takeover)
+    return permit(session.journal, head, session.me, takeover)
 
 
 def _decide(session: Session, head: Head, request: Request) -> _Decision:

@@ -29,6 +29,7 @@ __all__ = [
     "Record",
     "Row",
     "RowSet",
+    "check_words",
     "decode_record",
     "decode_rows",
     "encode_record",
@@ -195,7 +196,7 @@ def row_from_json(value: object, what: str) -> Row:
     if not sane or not 0 <= row.epoch < row.seq or not 0 <= parent < row.seq:
         message = f"{what}: row {row.seq} holds an impossible value"
         raise CorruptionError(message, key=what)
-    excess = _excess(row)
+    excess = _excess(row.step, row.tags, row.metrics, row.extra)
     if excess is not None:
         message = f"{what}: {excess}"
         raise CorruptionError(message, key=what)
@@ -204,27 +205,36 @@ def row_from_json(value: object, what: str) -> Row:
 
 def check_row(row: Row) -> Row:
     """Return *row* if it is within the bounds that readers enforce; ConfigError names the bound."""
-    excess = _excess(row)
-    if excess is not None:
-        raise ConfigError(excess)
+    check_words(row.step, row.tags, row.metrics, row.extra)
     return row
 
 
-def _excess(row: Row) -> str | None:
-    """Return how *row* passes a bound, or None."""
-    if len(row.tags) > MAX_TAGS or len(row.metrics) > MAX_METRICS:
+def check_words(
+    step: int, tags: tuple[str, ...], metrics: dict[str, float | int | str], extra: dict[str, Any] | None = None
+) -> None:
+    """Refuse tags and metrics that readers would refuse; ConfigError names the bound."""
+    excess = _excess(step, tags, metrics, extra or {})
+    if excess is not None:
+        raise ConfigError(excess)
+
+
+def _excess(
+    step: int, tags: tuple[str, ...], metrics: dict[str, float | int | str], extra: dict[str, Any]
+) -> str | None:
+    """Return how a row's words pass a bound, or None."""
+    if len(tags) > MAX_TAGS or len(metrics) > MAX_METRICS:
         return (
-            f"step {row.step}: {len(row.tags)} tags and {len(row.metrics)} metrics; "
+            f"step {step}: {len(tags)} tags and {len(metrics)} metrics; "
             f"at most {MAX_TAGS} and {MAX_METRICS} fit a checkpoint"
         )
-    for name, value in row.metrics.items():
+    for name, value in metrics.items():
         if value not in NON_FINITE if isinstance(value, str) else not (math.isfinite(value) and _is_exact(value)):
-            return f"step {row.step}: metric {name[:80]!r} is {value!r:.80}, which JSON can't hold exactly"
-    if not row.tags and not row.metrics and not row.extra:
+            return f"step {step}: metric {name[:80]!r} is {value!r:.80}, which JSON can't hold exactly"
+    if not tags and not metrics and not extra:
         return None
-    n_bytes = len(canonical({"metrics": row.metrics, "tags": row.tags, "extra": row.extra}))
+    n_bytes = len(canonical({"metrics": metrics, "tags": tags, "extra": extra}))
     if n_bytes > MAX_ROW_BYTES:
-        return f"step {row.step}: tags and metrics take {n_bytes} bytes; at most {MAX_ROW_BYTES} fit a checkpoint"
+        return f"step {step}: tags and metrics take {n_bytes} bytes; at most {MAX_ROW_BYTES} fit a checkpoint"
     return None
 
 
