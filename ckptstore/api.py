@@ -73,6 +73,7 @@ def load(
     only: str | Sequence[str] | None = None,
     skip: str | Sequence[str] | None = None,
     map_location: str | torch.device = "cpu",
+    mmap: bool = False,
     verify: Verify = "full",
 ) -> dict[str, Any]:
     """Return the states saved at *step* (by default the newest) as new objects; arguments as ``Checkpoint.load``.
@@ -82,7 +83,7 @@ def load(
         CorruptionError: it is damaged; an older one is not taken instead.
     """
     with open_run(url) as run:
-        return _checkpoint(run, step).load(only=only, skip=skip, map_location=map_location, verify=verify)
+        return _checkpoint(run, step).load(only=only, skip=skip, map_location=map_location, mmap=mmap, verify=verify)
 
 
 def restore(url: str | os.PathLike[str] | CheckpointStore, step: int | None = None, **state: Any) -> dict[str, Any]:

@@ -125,6 +125,7 @@ class Checkpoint:
         only: str | Sequence[str] | None = None,
         skip: str | Sequence[str] | None = None,
         map_location: str | torch.device = "cpu",
+        mmap: bool = False,
         verify: Verify = "full",
     ) -> dict[str, Any]:
         """Return the saved states as new objects: what each ``state_dict`` gave, and the plain values.
@@ -134,6 +135,8 @@ class Checkpoint:
                 read. A list or tuple is chosen as a whole.
             skip: The same: these are left out.
             map_location: Where the tensors go; what the checkpoint recorded does not matter.
+            mmap: Tensors are read from the files when they are touched, on a local file system only. They stay readable
+                when the checkpoint is deleted. With ``verify="sizes"`` nothing is read now, and nothing is proven.
             verify: "full" and "inline" prove every byte that is read; "sizes" does not.
 
         Raises:
@@ -149,6 +152,7 @@ class Checkpoint:
             only=None if only is None else _names(only),
             skip=_names(skip or ()),
             map_location=map_location,
+            mmap=mmap,
             verify=verify != "sizes",
         )
 

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
-from ckptstore.errors import ConfigError, CorruptionError
+from ckptstore.errors import ConfigError, CorruptionError, UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -212,6 +212,21 @@ class CheckpointStore(ABC):
             NotFoundError: proven absent.
             CorruptionError: the object ends before the buffer is full.
         """
+
+    def map(self, key: str) -> memoryview:
+        """Return the object's bytes as memory that is read when it is touched.
+
+        Writing to it changes no stored byte. It stays readable when the object is deleted meanwhile.
+
+        Raises:
+            UnsupportedError: the store's objects are not files of this machine.
+            NotFoundError: proven absent.
+        """
+        message = (
+            f"{self.url} can't be mapped into memory, only checkpoints on a local file system can: load without "
+            "mmap=True, or copy it to a local disk first"
+        )
+        raise UnsupportedError(message, operation="map", key=key)
 
     @abstractmethod
     def stat(self, key: str) -> ObjectInfo:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import mmap
 import os
 from typing import TYPE_CHECKING, Protocol
 
@@ -53,6 +54,10 @@ class Files(Protocol):
 
     def preadv(self, fd: int, buffer: memoryview, offset: int) -> int:
         """Read into *buffer*; return how many bytes, 0 at the end, possibly fewer than asked for."""
+        ...
+
+    def map(self, fd: int, n_bytes: int) -> memoryview:
+        """Return *n_bytes* of an open file, more than none, as memory; what is written to it stays private."""
         ...
 
     def pwrite(self, fd: int, buffer: memoryview, offset: int) -> int:
@@ -124,6 +129,9 @@ class RealFiles:
 
     def preadv(self, fd: int, buffer: memoryview, offset: int) -> int:
         return os.preadv(fd, [buffer], offset)
+
+    def map(self, fd: int, n_bytes: int) -> memoryview:
+        return memoryview(mmap.mmap(fd, n_bytes, access=mmap.ACCESS_COPY))
 
     def pwrite(self, fd: int, buffer: memoryview, offset: int) -> int:
         return os.pwrite(fd, buffer, offset)

@@ -158,6 +158,11 @@ class PosixStore(CheckpointStore):
                     raise short_read(key, offset, len(view), done)
                 done += read
 
+    def map(self, key: str) -> memoryview:
+        with self._object("map", key) as fd:
+            n_bytes = self._files.fstat(fd).st_size
+            return self._files.map(fd, n_bytes) if n_bytes else memoryview(bytearray())
+
     def stat(self, key: str) -> ObjectInfo:
         with self._object("stat", key) as fd:
             found = self._files.fstat(fd)

@@ -27,6 +27,7 @@ def load_states(
     only: list[str] | None,
     skip: list[str],
     map_location: str | torch.device,
+    mmap: bool,
     verify: bool,
 ) -> dict[str, Any]:
     """Return states by name, as new objects; see ``Checkpoint.load``."""
@@ -51,7 +52,7 @@ def load_states(
     host = selection.references([item for name, item in wanted.items() if source.kind(name) == "generator"])
     tensors = {
         name: tensor if name in host or references[name] == "ndarray" else tensor.to(device)
-        for name, tensor in source.read(references, verify=verify).items()
+        for name, tensor in (source.mapped if mmap else source.read)(references, verify=verify).items()
     }
     return {name: tree.decode(item, tensors) for name, item in wanted.items()}
 

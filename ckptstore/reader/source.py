@@ -101,6 +101,27 @@ class Source:
         self.plan(tensors).read(verify=verify)
         return tensors
 
+    def mapped(self, names: Iterable[str], *, verify: bool) -> dict[str, torch.Tensor]:
+        """Return CPU tensors that are read from the files when they are touched; with *verify* proven now.
+
+        Each tensor has a storage of its own, so saving one saves no other. Changes stay private to this process.
+        """
+        names = list(names)
+        if verify:
+            self.check(names)
+        files: dict[int, memoryview] = {}
+        found = self.empty(name for name in names if not self.spec(name).n_bytes)
+        for name in names:
+            spec = self.spec(name)
+            if not spec.n_bytes:
+                continue
+            (piece,) = self.manifest.tensors[name].pieces
+            if piece.file not in files:
+                files[piece.file] = self.store.map(self.prefix + self.manifest.files[piece.file].path)
+            memory = torch.frombuffer(files[piece.file], dtype=torch.uint8, count=spec.n_bytes, offset=piece.start)
+            found[name] = memory.view(DTYPES[spec.dtype]).view(spec.shape)
+        return found
+
     def plan(self, tensors: Mapping[str, torch.Tensor]) -> PartPlan:
         """Return the plan that fills *tensors*, contiguous on the CPU, with the bytes of the tensors of that name."""
         targets = {name: memory(tensor) for name, tensor in tensors.items()}

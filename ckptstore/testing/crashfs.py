@@ -479,6 +479,10 @@ class CrashFiles:
             buffer[: len(body)] = body
             return len(body)
 
+    def map(self, fd: int, n_bytes: int) -> memoryview:
+        with self._calling("map", self._path(fd)):
+            return memoryview(bytearray(self._file(fd).live[:n_bytes]))
+
     def pwrite(self, fd: int, buffer: memoryview, offset: int) -> int:
         with self._calling("pwrite", self._path(fd)) as change:
             self._file(fd)
