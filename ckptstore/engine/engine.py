@@ -279,8 +279,8 @@ class Engine:
             busy = not self._has_room(plan)
             replaced = self._replaceable() if busy and policy == "replace" else None
             if replaced is not None:
+                replaced.image = None  # first: from here on the publisher drops it, should we be interrupted
                 replaced.save.let_go()
-                replaced.image = None  # from here on the publisher drops it, should we be interrupted
         if busy and policy == "skip":
             return False
         if replaced is not None:
