@@ -42,6 +42,7 @@ class Pulse:
         self._me = me
         self._beat = 0
         self._stop = threading.Event()
+        self._closing = False
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -56,15 +57,17 @@ class Pulse:
         self._stop.set()
 
     def close(self) -> None:
-        """Write ``closed``, so that the next writer need not wait."""
+        """Write ``closed``, so that the next writer need not wait; a storage that does not answer is left alone."""
+        self._closing = True
         self.stop()
         if self._thread is not None:
             self._thread.join(BEAT_S)
-        self._write(closed=True)
 
     def _run(self) -> None:
         while not self._stop.wait(BEAT_S):
             self._write(closed=False)
+        if self._closing:
+            self._write(closed=True)
 
     def _write(self, *, closed: bool) -> None:
         self._beat += 1
