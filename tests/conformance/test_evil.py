@@ -24,6 +24,12 @@ TESTS = sorted(name for name in dir(StoreConformance) if name.startswith("test_"
 names = itertools.count()
 
 
+@pytest.fixture(autouse=True)
+def _unexplained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not explain the failures that are wanted: to compare long bodies for a person takes minutes."""
+    monkeypatch.setattr("_pytest.assertion.util._reprcompare", None)
+
+
 def verdict(kind: type[MemoryStore], test: str) -> Exception | None:
     """Run one test of the kit on an empty store of this kind; return how it failed, None if it passed."""
     name = f"evil-{next(names)}"

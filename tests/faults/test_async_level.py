@@ -46,7 +46,8 @@ def test_a_thousand_saves(tmp_path: Path, staging: str) -> None:
         save(WARM_UP + 1, N_SAVES)
         now_bytes, now_threads, now_files = used()
         assert now_threads <= before_threads
-        assert now_files <= before_files
+        # The sign of life is written every few seconds, with a few descriptors for a moment.
+        assert any(len(list(Path("/proc/self/fd").iterdir())) <= before_files for _ in range(5000)), now_files
         grown = now_bytes - before_bytes
         # The process knows the rows of 900 more checkpoints, a few KB each; a state or an image is 600 KB.
         assert grown < 8_000_000, grown
