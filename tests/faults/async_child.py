@@ -52,6 +52,7 @@ class Children:
             env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'backends'}", "OMP_NUM_THREADS": "1"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            bufsize=0,  # a second answer that waited in a buffer would be hidden from select below
         )
 
     def run(self, scenario: str, folder: Path, at: Callable[[str, int], None] | None = None, **options: Any) -> Ended:

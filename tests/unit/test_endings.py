@@ -118,10 +118,6 @@ def test_a_forked_childs_own_manager_is_drained_at_its_end(tmp_path: Path, proce
 # ── signals ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.skipif(
-    "PYTEST_XDIST_WORKER" in os.environ,
-    reason="seen once to lose the signal between two busy workers; run it alone: pytest tests/unit/test_endings.py",
-)
 def test_sigterm_sets_the_flag_and_the_next_step_saves_even_where_a_busy_save_is_skipped(
     tmp_path: Path, processes: Children
 ) -> None:
